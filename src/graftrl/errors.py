@@ -1,0 +1,33 @@
+"""Errors a user can mend. The command line prints each as one line and exits with `exit_code`."""
+
+from __future__ import annotations
+
+
+class GraftrlError(Exception):
+    """Base of every error that graftrl raises on purpose: one line that says what, where and how to mend it."""
+
+    exit_code = 2
+
+
+class ConfigError(GraftrlError):
+    """A recipe, an override or a combination of settings that cannot work."""
+
+
+class DataError(GraftrlError):
+    """A data set, log or response file that cannot be read or holds nothing usable."""
+
+
+class ModelError(GraftrlError):
+    """A model or tokenizer that is missing, cannot be loaded or does not do what a policy needs."""
+
+
+class RunError(GraftrlError):
+    """A run folder that is in use, incomplete or does not belong to this recipe; a full disk."""
+
+    exit_code = 3
+
+
+class NumericsError(GraftrlError):
+    """A number that must not enter an update: a non-finite loss or gradient, a log-probability mismatch."""
+
+    exit_code = 4
