@@ -1,0 +1,26 @@
+"""Exchange between models: which groups travel, how much each response counts, and in whose tokens it is trained.
+
+Pure functions over counts, log-probabilities and strings; no torch, no model.
+"""
+
+from graftrl.exchange.compatibility import (
+    compatibility_score,
+    compatibility_scores,
+    compatibility_weight,
+    compatibility_weights,
+)
+from graftrl.exchange.retokenize import Rejected, Retokenized, retokenize, same_tokenizer
+from graftrl.exchange.selection import complementary_candidates, select_complementary
+
+__all__ = [
+    "Rejected",
+    "Retokenized",
+    "compatibility_score",
+    "compatibility_scores",
+    "compatibility_weight",
+    "compatibility_weights",
+    "complementary_candidates",
+    "retokenize",
+    "same_tokenizer",
+    "select_complementary",
+]

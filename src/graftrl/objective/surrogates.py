@@ -1,0 +1,65 @@
+"""Per-token surrogates and ratios. Each takes log-probabilities in nats and returns one value per token.
+
+Surrogates are to be *maximised*; a method's token loss is their negative.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def clipped_surrogate(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float
+) -> Tensor:
+    """min(rho * a, clip(rho, 1 - clip_low, 1 + clip_high) * a), rho = exp(logprobs - old_logprobs) (GRAFT, equation 2).
+
+    Args:
+        logprobs: [..., tokens] under the weights being trained.
+        old_logprobs: [..., tokens] under the receiver's weights at the start of the step.
+        advantages: broadcastable to logprobs. A row's weight w >= 0 may be folded in:
+            w * min(rho a, clip(rho) a) = min(rho (w a), clip(rho) (w a)).
+
+    Returns:
+        [..., tokens], to be maximised.
+    """
+    ratio = torch.exp(logprobs - old_logprobs)
+    return torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
+
+
+def clipped(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
+    """bool [..., tokens]: the clipped surrogate is strictly smaller than the unclipped one (GRAFT, appendix H)."""
+    ratio = torch.exp(logprobs - old_logprobs)
+    return ratio.clamp(1 - clip_low, 1 + clip_high) * advantages < ratio * advantages
+
+
+def dual_clipped_surrogate(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float
+) -> Tensor:
+    """The clipped surrogate bounded below by `dual_clip * a` where a < 0 (Ye et al., 2020), dual_clip > 1."""
+    surrogate = clipped_surrogate(logprobs, old_logprobs, advantages, clip_low, clip_high)
+    return torch.where(advantages < 0, torch.maximum(surrogate, dual_clip * advantages), surrogate)
+
+
+def k3_kl(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """Schulman's k3 estimate of KL(pi || pi_ref) per token: exp(d) - d - 1 with d = ref_logprobs - logprobs; >= 0."""
+    difference = ref_logprobs - logprobs
+    return torch.exp(difference) - difference - 1
+
+
+def sequence_log_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
+    """log of the length-normalised sequence ratio, per token with the token's own gradient (GSPO-token).
+
+    The value at every token of a row is mean_t(logprobs - old_logprobs) over its masked tokens; the gradient flows
+    through the token's log-probability alone, the sequence value being detached (Zheng et al., 2025, section 4.3).
+
+    Args:
+        logprobs, old_logprobs: [rows, tokens].
+        mask: bool [rows, tokens].
+
+    Returns:
+        [rows, tokens]; exp of it is the ratio.
+    """
+    lengths = mask.sum(dim=-1, keepdim=True).clamp(min=1)
+    mean = ((logprobs - old_logprobs) * mask).sum(dim=-1, keepdim=True) / lengths
+    return logprobs - logprobs.detach() + mean.detach()

@@ -1,0 +1,86 @@
+"""A method's loss as a sum of terms: which rows, which token loss, how it is averaged.
+
+The trainer adds the terms up without knowing the method. Shapes carry suffixes: B rows, T response tokens (padded on
+the right; `mask_BT` is False on padding).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from graftrl.objective.reduction import Reduction, token_mean
+from graftrl.rollout import Row
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """What a token loss may read of a microbatch's rows.
+
+    logprobs_BT carries the gradient; all others are constants. advantages_BT has the row's weight folded in, so a
+    surrogate of it is the weighted surrogate. ref_logprobs_BT is present iff the objective asks for a reference.
+    """
+
+    logprobs_BT: Tensor
+    old_logprobs_BT: Tensor
+    advantages_BT: Tensor
+    mask_BT: Tensor
+    weights_B: Tensor
+    ref_logprobs_BT: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLoss:
+    """loss_BT: to be minimised, the value on padding is ignored. clipped_BT: bool, for the diagnostics, or None."""
+
+    loss_BT: Tensor
+    clipped_BT: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Term:
+    """coefficient * reduction over the rows of `kinds` of token_loss.
+
+    policy_gradient: the token loss is linear in the weighted advantage, so rows whose weighted advantages are all 0
+        need neither forward nor backward pass; they only count in the denominator.
+    """
+
+    kinds: tuple[str, ...]
+    token_loss: Callable[[TokenBatch], TokenLoss]
+    reduction: Reduction = token_mean
+    coefficient: float = 1.0
+    policy_gradient: bool = False
+
+    def scales(self, rows: Sequence[Row]) -> list[float]:
+        """One factor per row of the minibatch, 0 for rows of other kinds; coefficient included."""
+        mine = [i for i, row in enumerate(rows) if row.kind in self.kinds]
+        scales = [0.0] * len(rows)
+        if mine:
+            factors = self.reduction(np.array([rows[i].loss_tokens for i in mine], dtype=np.int64))
+            for i, factor in zip(mine, factors, strict=True):
+                scales[i] = float(factor) * self.coefficient
+        return scales
+
+    def needs_pass(self, row: Row) -> bool:
+        """Whether this row can add to the gradient of this term."""
+        return (
+            row.kind in self.kinds and row.loss_tokens > 0 and (not self.policy_gradient or row.carries_policy_gradient)
+        )
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The terms of one minibatch, all to be minimised. needs_reference: some term reads ref_logprobs_BT."""
+
+    terms: tuple[Term, ...]
+    needs_reference: bool = False
+
+
+def weighted_sum(loss_BT: Tensor, mask_BT: Tensor, scales_B: Tensor) -> Tensor:
+    """sum_j scale_j * sum_t mask_jt * loss_jt; padding may hold anything, even NaN."""
+    zero = torch.zeros((), dtype=loss_BT.dtype, device=loss_BT.device)
+    return (torch.where(mask_BT, loss_BT, zero).sum(dim=-1) * scales_B).sum()
