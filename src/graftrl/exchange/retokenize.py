@@ -46,12 +46,12 @@ class Rejected:
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """A hash of vocabulary, merges and special tokens: equal fingerprints encode and decode alike."""
+    """A hash of vocabulary, merges and special tokens: equal fingerprints encode and decode a response alike."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         state = json.loads(backend.to_str())
-        state.pop("truncation", None)  # set by calls, no part of the vocabulary
-        state.pop("padding", None)
+        for key in ("truncation", "padding", "post_processor"):  # set by calls, or only wrap a whole prompt
+            state.pop(key, None)
         content = json.dumps(state, sort_keys=True)
     else:
         content = json.dumps([sorted(tokenizer.get_vocab().items()), sorted(tokenizer.all_special_ids)])
@@ -97,10 +97,9 @@ def retokenize(
         same_vocabulary = same_tokenizer(source, receiver)
     if same_vocabulary:
         return _with_eos(contents, finish_reason, receiver_eos_id, max_tokens)
-    special_of_source = set(source.all_special_ids)
-    if any(i in special_of_source for i in contents):  # skipping it would train on a text the source did not write
+    if _holds_special(contents, source):  # skipping it would train on a text the source did not write
         return Rejected("special token")
-    text = source.decode(contents, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    text = _decode(contents, source)
     if not text:
         return Rejected("empty")
     if "�" in text:
@@ -109,11 +108,23 @@ def retokenize(
         token_ids = receiver.encode(text, add_special_tokens=False)
     except (UnicodeEncodeError, TypeError):  # a lone surrogate; tokenizers reports it as a TypeError
         return Rejected("not encodable")
-    if set(token_ids) & set(receiver.all_special_ids):  # the text spells one of the receiver's control tokens
-        return Rejected("special token")
-    if receiver.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False) != text:
+    if _decode(token_ids, receiver) != text:
         return Rejected("changed by round trip")
+    if _holds_special(token_ids, receiver):  # the text spells one of the receiver's control tokens
+        return Rejected("special token")
     return _with_eos(token_ids, finish_reason, receiver_eos_id, max_tokens)
+
+
+def _decode(token_ids: list[int], tokenizer: Tokenizer, *, skip_special: bool = False) -> str:
+    return tokenizer.decode(token_ids, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
+
+
+def _holds_special(token_ids: list[int], tokenizer: Tokenizer) -> bool:
+    # `all_special_ids` names only the tokens with a role (eos, pad, ...); a tokenizer file may mark more as special,
+    # and those show only in what decoding skips.
+    if not set(token_ids).isdisjoint(tokenizer.all_special_ids):
+        return True
+    return _decode(token_ids, tokenizer) != _decode(token_ids, tokenizer, skip_special=True)
 
 
 def _with_eos(contents: list[int], finish_reason: FinishReason, eos_id: int, max_tokens: int) -> Retokenized | Rejected:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+import hashlib
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeVar
-
-import numpy as np
 
 Q = TypeVar("Q", bound=Hashable)
 
@@ -20,7 +19,7 @@ def complementary_candidates(
     """For each receiver the prompts that it fails entirely and a peer solves in part, with the best such peer.
 
     GRAFT, equation 4: C[S->R] = {q : k_R(q) = 0 and 1 <= k_S(q) < n}. With more than two models the source of a prompt
-    is the peer with the largest k_S; a tie is drawn with `seed`, independently of the order in which models are given.
+    is the peer with the largest k_S; a tie is drawn with `seed`, independently of the order of models and prompts.
 
     Args:
         successes: `{model: {prompt_id: k}}`, k the number of successes among `group_size` responses. A prompt that a
@@ -43,12 +42,10 @@ def complementary_candidates(
             raise ValueError(f"model {model!r}, prompt {wrong!r}: {counts[wrong]} successes in a group of {group_size}")
     most = group_size if admit_all_success else group_size - 1
     candidates: dict[str, dict[Q, tuple[str, int]]] = {}
-    for index, receiver in enumerate(sorted(successes)):
-        # Peers in a seeded order: the first of several equally good ones is then a fair draw.
-        rng = np.random.default_rng([seed, index])
+    for receiver, counts in successes.items():
         peers = sorted(name for name in successes if name != receiver)
         found: dict[Q, tuple[str, int]] = {}
-        for q, k in successes[receiver].items():
+        for q, k in counts.items():
             if k != 0:
                 continue
             best = [(name, successes[name].get(q, 0)) for name in peers]
@@ -57,9 +54,15 @@ def complementary_candidates(
                 continue
             k_max = max(k_s for _, k_s in best)
             tied = [name for name, k_s in best if k_s == k_max]
-            found[q] = (tied[0] if len(tied) == 1 else tied[int(rng.integers(len(tied)))], k_max)
+            found[q] = (tied[0] if len(tied) == 1 else _draw(tied, seed, receiver, q), k_max)
         candidates[receiver] = found
-    return {receiver: candidates[receiver] for receiver in successes}
+    return candidates
+
+
+def _draw(tied: Sequence[str], seed: int, receiver: str, q: Hashable) -> str:
+    # Hashed rather than drawn from a generator: the draw of one prompt depends on no other prompt and on no order.
+    digest = hashlib.blake2b(repr((seed, receiver, q)).encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return tied[int.from_bytes(digest, "big") % len(tied)]
 
 
 def select_complementary(

@@ -23,7 +23,7 @@ def token_mean(lengths: ArrayLike) -> NDArray[np.float64]:
 
 
 def sequence_mean(lengths: ArrayLike) -> NDArray[np.float64]:
-    """Every response counts alike: mean over rows of the mean over tokens (GRPO's original form). Empty rows count 0."""
+    """Every response counts alike: mean over rows of the mean over tokens (GRPO's original form)."""
     lengths = np.asarray(lengths, np.int64)
     rows = max(len(lengths), 1)
     return np.where(lengths > 0, 1.0 / (rows * np.maximum(lengths, 1)), 0.0)

@@ -44,7 +44,7 @@ def dual_clipped_surrogate(
 def k3_kl(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """Schulman's k3 estimate of KL(pi || pi_ref) per token: exp(d) - d - 1 with d = ref_logprobs - logprobs; >= 0."""
     difference = ref_logprobs - logprobs
-    return torch.exp(difference) - difference - 1
+    return torch.expm1(difference) - difference  # exp(d) - 1 would cancel to a negative residue near d = 0
 
 
 def sequence_log_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
@@ -61,5 +61,7 @@ def sequence_log_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> 
         [rows, tokens]; exp of it is the ratio.
     """
     lengths = mask.sum(dim=-1, keepdim=True).clamp(min=1)
-    mean = ((logprobs - old_logprobs) * mask).sum(dim=-1, keepdim=True) / lengths
-    return logprobs - logprobs.detach() + mean.detach()
+    difference = (logprobs - old_logprobs).detach()
+    # Chosen, not multiplied: 0 * NaN on padding would reach every token of the row.
+    mean = torch.where(mask, difference, torch.zeros_like(difference)).sum(dim=-1, keepdim=True) / lengths
+    return logprobs - logprobs.detach() + mean

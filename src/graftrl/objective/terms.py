@@ -81,6 +81,10 @@ class Objective:
 
 
 def weighted_sum(loss_BT: Tensor, mask_BT: Tensor, scales_B: Tensor) -> Tensor:
-    """sum_j scale_j * sum_t mask_jt * loss_jt; padding may hold anything, even NaN."""
+    """sum_j scale_j * sum_t mask_jt * loss_jt; padding of the loss may hold anything.
+
+    Only the values: a token loss whose derivative on padding is not finite (exp of an overflow) still spoils the
+    gradient, so log-probabilities on padding must be finite.
+    """
     zero = torch.zeros((), dtype=loss_BT.dtype, device=loss_BT.device)
     return (torch.where(mask_BT, loss_BT, zero).sum(dim=-1) * scales_B).sum()

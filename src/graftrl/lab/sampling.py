@@ -1,0 +1,35 @@
+"""Plain sampling at temperature 1 for prompts of one length: no padding, so a cache and a loop suffice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@torch.inference_mode()
+def sample_fixed_length(
+    network: Any, prompts: Tensor, samples: int, max_new_tokens: int, eos: int, generator: torch.Generator
+) -> Tensor:
+    """Samples `samples` responses to each prompt from the plain distribution.
+
+    prompts: int64 `[N, P]`, no padding. Returns int64 `[N * samples, T]`, T <= max_new_tokens, the samples of a prompt
+    next to each other; everything after a row's first `eos` is `eos`, and a row without one was cut.
+    """
+    out = network(input_ids=prompts, use_cache=True, logits_to_keep=1)
+    cache, logits = out.past_key_values, out.logits[:, -1]
+    cache.batch_repeat_interleave(samples)
+    logits = logits.repeat_interleave(samples, dim=0)
+    finished = torch.zeros(len(logits), dtype=torch.bool)
+    tokens: list[Tensor] = []
+    while True:
+        # Gumbel trick: the argmax of logits minus the logarithm of exponential noise is a sample of the softmax.
+        noise = torch.empty_like(logits).exponential_(generator=generator).log_()
+        token = (logits - noise).argmax(-1).masked_fill_(finished, eos)
+        tokens.append(token)
+        finished |= token == eos
+        if finished.all() or len(tokens) == max_new_tokens:
+            return torch.stack(tokens, dim=1)
+        out = network(input_ids=token[:, None], past_key_values=cache, use_cache=True)
+        logits = out.logits[:, -1]

@@ -1,0 +1,82 @@
+"""Between prompts and token ids: chat template, BOS, EOS. One codec per model; the exchange reads it too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graftrl.errors import ModelError
+from graftrl.exchange.retokenize import tokenizer_fingerprint
+from graftrl.policies.config import ModelSettings
+from graftrl.rollout import Prompt
+
+
+class Codec:
+    """A tokenizer with the model's conventions.
+
+    eos_ids: every id that ends a response (a generation config may list several).
+    eos_id: the one that is appended to a grafted response; the tokenizer's own.
+    prepend_bos: the model expects a BOS that neither tokenizer nor template emits.
+    """
+
+    def __init__(self, tokenizer: Any, name: str, settings: ModelSettings, config_eos: Sequence[int]) -> None:
+        self.tokenizer, self.name = tokenizer, name
+        self.fingerprint = tokenizer_fingerprint(tokenizer)
+        extra = tokenizer.convert_tokens_to_ids(settings.extra_stop_tokens) if settings.extra_stop_tokens else []
+        unknown = [
+            token
+            for token, i in zip(settings.extra_stop_tokens, extra, strict=True)
+            if i is None or i == tokenizer.unk_token_id
+        ]
+        if unknown:
+            raise ModelError(f"models.{name}.extra_stop_tokens: {unknown} are no tokens of {settings.path}")
+        own = tokenizer.eos_token_id
+        self.eos_ids: tuple[int, ...] = tuple(sorted({*config_eos, *extra, *([own] if own is not None else [])}))
+        if not self.eos_ids:
+            raise ModelError(
+                f"model {name!r} ({settings.path}): neither tokenizer nor generation config names an EOS token, so a "
+                f"response could never end; set models.{name}.extra_stop_tokens"
+            )
+        self.eos_id: int = own if own is not None else self.eos_ids[0]
+        self.uses_template = settings.chat_template == "auto" and bool(tokenizer.chat_template)
+        self.prepend_bos = settings.bos == "add"
+        if self.prepend_bos and tokenizer.bos_token_id is None:
+            raise ModelError(f"models.{name}.bos is 'add' but the tokenizer of {settings.path} has no BOS token")
+        self._prompt_ids: dict[str, NDArray[np.int64]] = {}
+
+    def prompt_token_ids(self, prompt: Prompt) -> NDArray[np.int64]:
+        """The prompt in this model's tokens, with at most one BOS. Remembered by prompt id."""
+        known = self._prompt_ids.get(prompt.id)
+        if known is None:
+            known = self._prompt_ids[prompt.id] = np.array(self.encode_prompt(prompt), dtype=np.int64)
+        return known
+
+    def encode_prompt(self, prompt: Prompt) -> list[int]:
+        if self.uses_template:
+            # The template writes its own BOS; the tokenizer must not add a second one.
+            text = self.tokenizer.apply_chat_template(
+                [dict(message) for message in prompt.messages], tokenize=False, add_generation_prompt=True
+            )
+            ids = self.tokenizer.encode(text, add_special_tokens=False)
+        else:
+            ids = self.tokenizer.encode(prompt.text, add_special_tokens=True)
+            if ids and ids[-1] in self.eos_ids:  # some tokenizers close every text with an EOS
+                ids = ids[:-1]
+        bos = self.tokenizer.bos_token_id
+        if self.prepend_bos and ids[:1] != [bos]:
+            ids = [bos, *ids]
+        return ids
+
+    def decode_response(self, token_ids: Sequence[int] | NDArray[np.int64], *, stopped: bool) -> str:
+        """The response's text without its EOS; other special tokens stay visible."""
+        contents = token_ids[:-1] if stopped else token_ids
+        return self.tokenizer.decode(
+            [int(i) for i in contents], skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+
+    def forget_prompts(self) -> None:
+        """Drop the remembered prompts (a run asks for each at most a few times)."""
+        self._prompt_ids.clear()

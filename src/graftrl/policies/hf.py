@@ -1,0 +1,362 @@
+"""A policy on torch + transformers: sample, score, update, save. CPU or one GPU; full weights or LoRA."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from graftrl.errors import ModelError, NumericsError
+from graftrl.objective.terms import Objective, TokenBatch, weighted_sum
+from graftrl.policies.config import ModelSettings, SamplingSettings
+from graftrl.policies.loading import Loaded, load
+from graftrl.policies.logprobs import token_logprobs
+from graftrl.policies.microbatch import cut, pad, pad_values
+from graftrl.policies.sampling import sample_responses
+from graftrl.rollout import Group, Prompt, Response, Row
+
+_MOST_SKIPPED_UPDATES = 10  # in a row; more is no passing overflow
+
+
+@dataclass
+class UpdateStats:
+    """What one step's update did. Token counts are loss tokens of the receiver, per row kind."""
+
+    optimizer_steps: int = 0
+    skipped_empty: int = 0
+    skipped_nonfinite: int = 0
+    losses: list[float] = field(default_factory=list)
+    grad_norms: list[float] = field(default_factory=list)
+    learning_rate: float = 0.0
+    tokens: Counter[str] = field(default_factory=Counter)
+    clipped_tokens: Counter[str] = field(default_factory=Counter)
+    passed_tokens: int = 0  # prompt and response tokens that went through a forward and backward pass
+
+    def summary(self) -> dict[str, Any]:
+        kinds = sorted(self.tokens)
+        return {
+            "loss": float(np.mean(self.losses)) if self.losses else None,
+            "grad_norm": float(np.mean(self.grad_norms)) if self.grad_norms else None,
+            "learning_rate": self.learning_rate,
+            "optimizer_steps": self.optimizer_steps,
+            "skipped_empty": self.skipped_empty,
+            "skipped_nonfinite": self.skipped_nonfinite,
+            "trained_tokens": dict(self.tokens),
+            "clipped_tokens": {kind: self.clipped_tokens[kind] for kind in kinds},
+            "clip_fraction": {kind: self.clipped_tokens[kind] / max(self.tokens[kind], 1) for kind in kinds},
+            "passed_tokens": self.passed_tokens,
+        }
+
+
+class HFPolicy:
+    """One model with its tokenizer and optimizer.
+
+    Args:
+        name: the model's name in the recipe.
+        settings: see `ModelSettings`.
+        sampling: the training distribution; its length limits hold for scoring too.
+        checkpoint: a folder that `save` wrote; weights, optimizer and conventions come from there.
+    """
+
+    def __init__(
+        self, name: str, settings: ModelSettings, sampling: SamplingSettings, checkpoint: Path | None = None
+    ) -> None:
+        self.name, self.settings, self.sampling = name, settings, sampling
+        self.device = _device(settings.device)
+        resumed = checkpoint is not None
+        source = settings.model_copy(update={"path": str(checkpoint)}) if resumed and not settings.lora else settings
+        self.loaded: Loaded = load(name, source, self.device)
+        self.codec = self.loaded.codec
+        self.notes = self.loaded.notes
+        self.decoder, self.head = self.loaded.decoder, self.loaded.head
+        self.saver: Any = self.loaded.causal_lm
+        if settings.lora is not None:
+            self.saver = _with_lora(self.loaded.causal_lm, settings, checkpoint)
+        if settings.gradient_checkpointing:
+            self.loaded.causal_lm.gradient_checkpointing_enable()
+            if settings.lora is not None:
+                self.loaded.causal_lm.enable_input_require_grads()
+        self.parameters = [p for p in self.loaded.causal_lm.parameters() if p.requires_grad]
+        o = settings.optimizer
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=o.lr, betas=o.betas, eps=o.eps, weight_decay=o.weight_decay, fused=True
+        )
+        self.optimizer_steps = 0
+        self.skipped_in_a_row = 0
+        self._reference: Loaded | None = None
+        if checkpoint is not None:
+            self._restore(checkpoint)
+
+    # Sampling -------------------------------------------------------------------------------------------------------
+
+    def sample(
+        self, prompts: Sequence[Prompt], n: int, seed: int, sampling: SamplingSettings | None = None
+    ) -> list[Group]:
+        """n responses to each prompt, with the log-probability of each sampled token (float32, in nats)."""
+        settings = sampling or self.sampling
+        generator = torch.Generator(device=self.device).manual_seed(seed)
+        groups: list[Group] = []
+        at_once = max(1, self.settings.sample_rows // n)
+        with self._evaluating(), self._precision():
+            for start in range(0, len(prompts), at_once):
+                chunk = prompts[start : start + at_once]
+                sampled = sample_responses(
+                    self.decoder,
+                    self.head,
+                    [self.codec.prompt_token_ids(prompt) for prompt in chunk],
+                    n,
+                    settings=settings,
+                    eos_ids=self.codec.eos_ids,
+                    generator=generator,
+                    max_elements=self.settings.logit_elements,
+                    layers=self.loaded.causal_lm.config.get_text_config().num_hidden_layers,
+                )
+                for prompt, responses in zip(chunk, sampled, strict=True):
+                    groups.append(
+                        Group(
+                            self.name,
+                            prompt,
+                            [
+                                Response(
+                                    text=self.codec.decode_response(s.token_ids, stopped=s.stopped),
+                                    token_ids=s.token_ids,
+                                    logprobs=s.logprobs,
+                                    finish_reason="stop" if s.stopped else "length",
+                                )
+                                for s in responses
+                            ],
+                        )
+                    )
+        return groups
+
+    # Scoring --------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def score(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+        """log pi(token) of every response token under the current weights, float32 [T] per row."""
+        return self._score(self.loaded, rows)
+
+    @torch.no_grad()
+    def score_reference(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+        """The same under the model as it was before training (LoRA: the base without its adapter)."""
+        if self.settings.lora is not None:
+            with self.saver.disable_adapter():
+                return self._score(self.loaded, rows)
+        if self._reference is None:
+            self._reference = load(self.name, self.settings, self.device)
+            self._reference.causal_lm.requires_grad_(False)
+        return self._score(self._reference, rows)
+
+    def _score(self, loaded: Loaded, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+        scores: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(rows)
+        with self._precision():
+            for batch in cut([_length(row) for row in rows], self.settings.microbatch_tokens):
+                padded = pad([rows[i] for i in batch], self.device)
+                flat = self._logprobs(loaded, padded).cpu().numpy()
+                stops = np.cumsum([len(rows[i].response_token_ids) for i in batch])[:-1]
+                for i, values in zip(batch, np.split(flat, stops), strict=True):
+                    scores[i] = values
+        return scores
+
+    def _logprobs(self, loaded: Loaded, padded: Any) -> Tensor:
+        """float32 [N] for the padded rows' response tokens."""
+        hidden = loaded.decoder(input_ids=padded.token_ids_BS, use_cache=False).last_hidden_state
+        chosen = hidden.reshape(-1, hidden.shape[-1]).index_select(0, padded.positions_N)
+        return token_logprobs(chosen, padded.targets_N, loaded.head, self.settings.logit_elements)
+
+    def generation_gap(self, rows: Sequence[Row]) -> float:
+        """Largest |generation log-probability - fresh scoring pass| in nats over the rows (0 without rows)."""
+        gaps = [
+            float(np.abs(row.old_logprobs - fresh).max())
+            for row, fresh in zip(rows, self.score(rows), strict=True)
+            if row.old_logprobs is not None
+        ]
+        return max(gaps, default=0.0)
+
+    # Training -------------------------------------------------------------------------------------------------------
+
+    def update(self, minibatches: Sequence[Sequence[Row]], objective_of: Callable[[int], Objective]) -> UpdateStats:
+        """One optimizer step per minibatch, in the order given.
+
+        Args:
+            minibatches: rows with `old_logprobs` set.
+            objective_of: the objective of minibatch 0, 1, ...
+
+        Raises:
+            NumericsError: too many non-finite gradients in a row.
+        """
+        stats = UpdateStats()
+        for index, rows in enumerate(minibatches):
+            objective = objective_of(index)
+            if not any(row.loss_tokens for row in rows):
+                stats.skipped_empty += 1
+                continue
+            for row in rows:
+                stats.tokens[row.kind] += row.loss_tokens
+            stats.losses.append(self._accumulate(rows, objective, stats))
+            self._step(stats)
+        stats.learning_rate = self.optimizer.param_groups[0]["lr"]
+        return stats
+
+    def _accumulate(self, rows: Sequence[Row], objective: Objective, stats: UpdateStats) -> float:
+        """Add up the gradient of the whole minibatch; returns its loss (rows without a pass add 0)."""
+        self.optimizer.zero_grad(set_to_none=True)
+        scales = [term.scales(rows) for term in objective.terms]
+        active = [i for i, row in enumerate(rows) if any(term.needs_pass(row) for term in objective.terms)]
+        reference = self.score_reference([rows[i] for i in active]) if objective.needs_reference else None
+        total = 0.0
+        for batch in cut([_length(rows[i]) for i in active], self.settings.microbatch_tokens):
+            members = [rows[active[j]] for j in batch]
+            padded = pad(members, self.device)
+            stats.passed_tokens += sum(_length(row) for row in members)
+            longest = padded.mask_BT.shape[1]
+            with self._precision():
+                logprobs_BT = padded.scatter(self._logprobs(self.loaded, padded))
+            tokens = TokenBatch(
+                logprobs_BT=logprobs_BT,
+                old_logprobs_BT=pad_values([_old(row) for row in members], longest, self.device),
+                advantages_BT=pad_values([_weighted_advantages(row) for row in members], longest, self.device),
+                mask_BT=padded.mask_BT,
+                weights_B=torch.tensor([row.weight for row in members], device=self.device),
+                ref_logprobs_BT=None
+                if reference is None
+                else pad_values([reference[j] for j in batch], longest, self.device),
+            )
+            loss = torch.zeros((), device=self.device)
+            for term, of_rows in zip(objective.terms, scales, strict=True):
+                scales_B = torch.tensor([of_rows[active[j]] for j in batch], dtype=torch.float32, device=self.device)
+                if not scales_B.any():
+                    continue
+                result = term.token_loss(tokens)
+                loss = loss + weighted_sum(result.loss_BT, padded.mask_BT, scales_B)
+                if result.clipped_BT is not None:
+                    count = (result.clipped_BT & padded.mask_BT).sum(dim=-1).tolist()
+                    for row, clipped in zip(members, count, strict=True):
+                        if row.kind in term.kinds:
+                            stats.clipped_tokens[row.kind] += clipped
+            if loss.requires_grad:
+                loss.backward()
+            total += float(loss.detach())
+        return total
+
+    def _step(self, stats: UpdateStats) -> None:
+        o = self.settings.optimizer
+        for parameter in self.parameters:  # a zero gradient still moves by momentum, as if all rows had passed
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, o.max_grad_norm))
+        if not math.isfinite(norm):
+            stats.skipped_nonfinite += 1
+            self.skipped_in_a_row += 1
+            if self.skipped_in_a_row >= _MOST_SKIPPED_UPDATES:
+                raise NumericsError(
+                    f"model {self.name!r}: {self.skipped_in_a_row} updates in a row had a non-finite gradient; lower "
+                    f"models.{self.name}.optimizer.lr or use dtype float32, then resume"
+                )
+            return
+        self.skipped_in_a_row = 0
+        warm = 1.0 if not o.warmup_steps else min(1.0, (self.optimizer_steps + 1) / o.warmup_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = o.lr * warm
+        self.optimizer.step()
+        self.optimizer_steps += 1
+        stats.optimizer_steps += 1
+        stats.grad_norms.append(norm)
+
+    # Checkpoints ----------------------------------------------------------------------------------------------------
+
+    def save(self, folder: Path) -> None:
+        """Weights and tokenizer loadable with `from_pretrained`, plus the optimizer and this policy's conventions."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.saver.save_pretrained(folder, safe_serialization=True)
+        self.codec.tokenizer.save_pretrained(folder)
+        torch.save(self.optimizer.state_dict(), folder / "optimizer.pt")
+        state = {
+            "optimizer_steps": self.optimizer_steps,
+            "skipped_in_a_row": self.skipped_in_a_row,
+            "prepend_bos": self.codec.prepend_bos,
+            "tokenizer_fingerprint": self.codec.fingerprint,
+        }
+        (folder / "policy.json").write_text(json.dumps(state))
+
+    def _restore(self, folder: Path) -> None:
+        state = json.loads((folder / "policy.json").read_text())
+        if state["tokenizer_fingerprint"] != self.codec.fingerprint:
+            raise ModelError(f"model {self.name!r}: the tokenizer in {folder} is not the one that the run used")
+        self.optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True, map_location=self.device))
+        self.optimizer_steps, self.skipped_in_a_row = state["optimizer_steps"], state["skipped_in_a_row"]
+        self.codec.prepend_bos = state["prepend_bos"]
+        self.notes = ()
+
+    # Modes ----------------------------------------------------------------------------------------------------------
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        if self.settings.dtype == "float32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    @contextlib.contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Gradient checkpointing forbids a KV cache in training mode; dropout is off in either mode."""
+        model = self.loaded.causal_lm
+        was_training = model.training
+        model.eval()
+        try:
+            yield
+        finally:
+            model.train(was_training)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ModelError(f"device {name!r} is not usable here: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def _with_lora(causal_lm: Any, settings: ModelSettings, checkpoint: Path | None) -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise ModelError("lora needs the package peft: pip install 'graftrl[lora]'") from error
+    assert settings.lora is not None
+    if checkpoint is not None:
+        return peft.PeftModel.from_pretrained(causal_lm, checkpoint, is_trainable=True)
+    lora = settings.lora
+    config = peft.LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=0.0,
+        target_modules=lora.target_modules,
+        task_type="CAUSAL_LM",
+    )
+    return peft.get_peft_model(causal_lm, config)
+
+
+def _length(row: Row) -> int:
+    return len(row.prompt_token_ids) + len(row.response_token_ids)
+
+
+def _old(row: Row) -> NDArray[np.float32]:
+    if row.old_logprobs is None:
+        raise ValueError(f"row of prompt {row.prompt_id!r} ({row.kind}) reached the update without old_logprobs")
+    return row.old_logprobs
+
+
+def _weighted_advantages(row: Row) -> NDArray[np.float32]:
+    weighted = np.asarray(row.advantages, dtype=np.float32) * np.float32(row.weight)
+    return np.broadcast_to(weighted, (len(row.response_token_ids),))

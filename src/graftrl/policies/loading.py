@@ -1,0 +1,153 @@
+"""Loading a causal language model and its tokenizer: a local directory, a GGUF file, or a hub id."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from graftrl.errors import ModelError
+from graftrl.policies.codec import Codec
+from graftrl.policies.config import ModelSettings
+from graftrl.policies.logprobs import Head
+
+_PROBE = "The capital of France is Paris. Two plus two is four, and the sun rises in the east every morning."
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """causal_lm: the model in float32, dropout off. decoder: ids to final hidden states. notes: for people."""
+
+    causal_lm: Any
+    decoder: nn.Module
+    head: Head
+    codec: Codec
+    notes: tuple[str, ...]
+
+
+def load(name: str, settings: ModelSettings, device: torch.device) -> Loaded:
+    """Load, switch dropout off, and check what later numbers rest on.
+
+    Raises:
+        ModelError: the model is missing, has no plain output head, or the head applied here does not reproduce the
+            model's own logits.
+    """
+    causal_lm, tokenizer = load_pretrained(name, settings)
+    for module in causal_lm.modules():  # a ratio of 1 on the first minibatch needs a deterministic forward pass
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for attribute in ("attention_dropout", "attn_dropout", "dropout"):
+            if isinstance(getattr(module, attribute, None), float):
+                setattr(module, attribute, 0.0)
+    causal_lm.to(device).train(settings.gradient_checkpointing)
+    config_eos = _eos_ids(causal_lm)
+    codec = Codec(tokenizer, name, settings, config_eos)
+    if len(tokenizer) > causal_lm.get_input_embeddings().weight.shape[0]:
+        raise ModelError(
+            f"model {name!r} ({settings.path}): the tokenizer has {len(tokenizer)} tokens, the model embeds "
+            f"{causal_lm.get_input_embeddings().weight.shape[0]}; tokenizer and weights do not belong together"
+        )
+    decoder, head = _split_head(name, settings, causal_lm)
+    _check_head(name, settings, causal_lm, decoder, head)
+    notes = []
+    if settings.bos == "auto":
+        note = _missing_bos(name, causal_lm, codec)
+        if note:
+            codec.prepend_bos = True
+            notes.append(note)
+    return Loaded(causal_lm, decoder, head, codec, tuple(notes))
+
+
+def load_pretrained(name: str, settings: ModelSettings) -> tuple[Any, Any]:
+    """The transformers model (float32) and tokenizer of a path; every failure is a ModelError that names the model."""
+    path = Path(settings.path)
+    if settings.path.endswith(".gguf"):
+        if not path.is_file():
+            raise ModelError(f"models.{name}.path: no GGUF file at {settings.path}")
+        from graftrl.policies.gguf import load_gguf
+
+        return load_gguf(path)
+    looks_local = settings.path.startswith((".", "/", "~")) or settings.path.count("/") > 1
+    if looks_local and not path.expanduser().is_dir():
+        raise ModelError(f"models.{name}.path: no directory {settings.path}")
+    source = str(path.expanduser()) if path.expanduser().is_dir() else settings.path
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=settings.trust_remote_code)
+        model = AutoModelForCausalLM.from_pretrained(
+            source, dtype=torch.float32, trust_remote_code=settings.trust_remote_code, use_safetensors=True
+        )
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(f"models.{name}.path: cannot load {settings.path!r}: {reason}") from error
+    return model, tokenizer
+
+
+def _eos_ids(causal_lm: Any) -> list[int]:
+    found: list[int] = []
+    generation: GenerationConfig | None = getattr(causal_lm, "generation_config", None)
+    for config in (generation, causal_lm.config):
+        ids = getattr(config, "eos_token_id", None)
+        found += ids if isinstance(ids, list) else [ids] if isinstance(ids, int) else []
+    return found
+
+
+def _split_head(name: str, settings: ModelSettings, causal_lm: Any) -> tuple[nn.Module, Head]:
+    head = causal_lm.get_output_embeddings()
+    decoder = getattr(causal_lm, causal_lm.base_model_prefix, None)
+    if not isinstance(head, nn.Linear) or decoder is None:
+        raise ModelError(f"model {name!r} ({settings.path}): {type(causal_lm).__name__} has no plain output head")
+    config = causal_lm.config.get_text_config()
+    scale = 1.0
+    if getattr(config, "logit_scale", None):
+        scale = float(config.logit_scale)
+    elif getattr(config, "logits_scaling", None):
+        scale = 1.0 / float(config.logits_scaling)
+    cap = getattr(config, "final_logit_softcapping", None)
+    return decoder, Head(head.weight, head.bias, scale, None if cap is None else float(cap))
+
+
+@torch.no_grad()
+def _check_head(name: str, settings: ModelSettings, causal_lm: Any, decoder: nn.Module, head: Head) -> None:
+    ids = torch.arange(8, device=head.weight.device)[None, :] % head.weight.shape[0]
+    own = causal_lm(input_ids=ids).logits[0].float()
+    ours = head.logits(decoder(input_ids=ids).last_hidden_state[0])
+    if own.shape != ours.shape or not torch.allclose(own, ours, rtol=1e-4, atol=1e-3):
+        raise ModelError(
+            f"model {name!r} ({settings.path}): {type(causal_lm).__name__} transforms its logits in a way this version "
+            "does not know, so log-probabilities would be wrong; please report the architecture"
+        )
+
+
+@torch.no_grad()
+def _missing_bos(name: str, causal_lm: Any, codec: Codec) -> str | None:
+    """A note when prompts carry no BOS and the model predicts plain English far better with one."""
+    tokenizer = codec.tokenizer
+    bos = tokenizer.bos_token_id
+    if bos is None or bos in tokenizer.encode("a", add_special_tokens=True):
+        return None
+    if codec.uses_template and tokenizer.bos_token in tokenizer.apply_chat_template(
+        [{"role": "user", "content": "a"}], tokenize=False, add_generation_prompt=True
+    ):
+        return None
+    ids = tokenizer.encode(_PROBE, add_special_tokens=False)
+    if len(ids) < 8 or tokenizer.decode(ids) != _PROBE:  # not a language model of English
+        return None
+    without = _mean_logprob(causal_lm, ids, skip=0)
+    with_bos = _mean_logprob(causal_lm, [bos, *ids], skip=1)
+    if with_bos - without < 1.0:
+        return None
+    return (
+        f"model {name!r}: its tokenizer emits no BOS but the model expects one (mean log-probability "
+        f"{without:.1f} without, {with_bos:.1f} with); it is added to every prompt (models.{name}.bos: keep leaves it out)"
+    )
+
+
+def _mean_logprob(causal_lm: Any, ids: list[int], skip: int) -> float:
+    """Mean log-probability of the same tokens (all but the first of the text) with or without a prefix."""
+    tokens = torch.tensor([ids], device=next(causal_lm.parameters()).device)
+    logprobs: Tensor = causal_lm(input_ids=tokens).logits[0, :-1].float().log_softmax(-1)
+    return float(logprobs.gather(-1, tokens[0, 1:, None])[skip:].mean())
