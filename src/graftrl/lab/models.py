@@ -33,6 +33,7 @@ TokenizerStyle = Literal["digit_comma", "comma_digit", "letter_colon"]
 _DIGITS = "0123456789"
 ALPHABET = _DIGITS + LETTERS + FAMILY_LETTERS + ",:>" + SEPARATOR_CHARACTERS
 UNKNOWN = "<unk>"
+_INITIALIZER_RANGE = 0.06  # the usual 0.02 suits wide models; at these widths it doubles the steps of a warm-up
 CONTENT_TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 
 # Tokens of a response of 8 digits, EOS included: 22, 20 and 20.
@@ -125,6 +126,7 @@ def _gpt2(model: LabModel, common: dict[str, Any]) -> torch.nn.Module:
         embd_pdrop=0.0,
         attn_pdrop=0.0,
         summary_first_dropout=0.0,
+        activation_function="gelu_pytorch_tanh",  # GPT-2's own function, in one kernel: a third of the time of a step
         **common,
     )
     return GPT2LMHeadModel(config)
@@ -151,7 +153,9 @@ def build_model(model: LabModel, seed: int) -> Any:
     }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network: Any = _ARCHITECTURES[model.architecture](model, {"vocab_size": len(tokenizer), **ids})
+        network: Any = _ARCHITECTURES[model.architecture](
+            model, {"vocab_size": len(tokenizer), "initializer_range": _INITIALIZER_RANGE, **ids}
+        )
     network.generation_config = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, **ids)
     return network
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -17,7 +18,10 @@ def sample_fixed_length(
     prompts: int64 `[N, P]`, no padding. Returns int64 `[N * samples, T]`, T <= max_new_tokens, the samples of a prompt
     next to each other; everything after a row's first `eos` is `eos`, and a row without one was cut.
     """
-    out = network(input_ids=prompts, use_cache=True, logits_to_keep=1)
+    # The cache's argument was renamed within transformers 5.
+    cache_name = "cache" if "cache" in inspect.signature(network.forward).parameters else "past_key_values"
+    mask = torch.ones((len(prompts) * samples, prompts.shape[1] + max_new_tokens), dtype=torch.int64)
+    out = network(input_ids=prompts, attention_mask=mask[::samples, : prompts.shape[1]], use_cache=True, logits_to_keep=1)
     cache, logits = out.past_key_values, out.logits[:, -1]
     cache.batch_repeat_interleave(samples)
     logits = logits.repeat_interleave(samples, dim=0)
@@ -31,5 +35,6 @@ def sample_fixed_length(
         finished |= token == eos
         if finished.all() or len(tokens) == max_new_tokens:
             return torch.stack(tokens, dim=1)
-        out = network(input_ids=token[:, None], past_key_values=cache, use_cache=True)
+        seen = mask[:, : prompts.shape[1] + len(tokens)]
+        out = network(input_ids=token[:, None], attention_mask=seen, use_cache=True, **{cache_name: cache})
         logits = out.logits[:, -1]
