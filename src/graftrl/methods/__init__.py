@@ -1,0 +1,65 @@
+"""The methods, each one short file, and how a recipe names them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from graftrl.errors import ConfigError
+from graftrl.methods.base import Exchange, Method, StepContext, Transfer
+from graftrl.methods.graft import GRAFT
+from graftrl.methods.grpo import GRPO
+
+METHODS: dict[str, Any] = {"grpo": GRPO, "graft": GRAFT}
+
+# Named variants: one line of configuration each.
+PRESETS: dict[str, dict[str, Any]] = {
+    "dapo": {"name": "grpo", "dynamic_sampling": True},
+    "graft-no-gate": {"name": "graft", "weighting": "none"},
+    "graft-no-floor": {"name": "graft", "weighting": "no_floor"},
+    "graft-unbalanced": {"name": "graft", "balanced": False},
+    "graft-peer-first": {"name": "graft", "peer_position": "first"},
+    "graft-peer-uniform": {"name": "graft", "peer_position": "uniform"},
+}
+
+
+def build_method(settings: str | Mapping[str, Any]) -> Method:
+    """The method that a recipe's `method` section names.
+
+    Args:
+        settings: a name, or a mapping with `name` and the method's own options. A name is a method, a preset (its
+            options can be overridden) or `module:Class` of the user's own.
+
+    Raises:
+        ConfigError: unknown name; pydantic's ValidationError for wrong options.
+    """
+    given = {"name": settings} if isinstance(settings, str) else dict(settings)
+    name = str(given.pop("name", ""))
+    if name in PRESETS:
+        given = {**PRESETS[name], **given}
+        name = given.pop("name")
+    if name in METHODS:
+        method_type = METHODS[name]
+    elif ":" in name:
+        method_type = _import(name)
+    else:
+        known = ", ".join([*METHODS, *PRESETS])
+        raise ConfigError(f"method: unknown method {name!r}; known are {known}, or module:Class of your own")
+    method: Method = method_type(method_type.settings_type.model_validate({**given, "name": name}))
+    return method
+
+
+def _import(path: str) -> Any:
+    module_name, _, attribute = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"method: cannot import {path!r}: {error}") from error
+    missing = [part for part in ("settings_type", "exchange", "order", "objective") if not hasattr(found, part)]
+    if missing:
+        raise ConfigError(f"method: {path!r} lacks {', '.join(missing)}")
+    return found
+
+
+__all__ = ["GRAFT", "GRPO", "METHODS", "PRESETS", "Exchange", "Method", "StepContext", "Transfer", "build_method"]

@@ -38,3 +38,12 @@ def constant_divisor(divisor: float) -> Reduction:
         return np.full(len(np.asarray(lengths)), 1.0 / divisor)
 
     return reduce
+
+
+def response_limit(max_tokens: int) -> Reduction:
+    """The constant divisor rows * max_tokens of the minibatch: length does not change a token's weight (Dr. GRPO)."""
+
+    def reduce(lengths: ArrayLike) -> NDArray[np.float64]:
+        return constant_divisor(max(len(np.asarray(lengths)), 1) * max_tokens)(lengths)
+
+    return reduce

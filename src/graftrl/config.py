@@ -1,0 +1,241 @@
+"""The recipe: one YAML file describes a run completely. Unknown keys and impossible combinations are refused here,
+before any model loads."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError, field_serializer, field_validator, model_validator
+
+from graftrl.errors import ConfigError
+from graftrl.methods import Method, build_method
+from graftrl.policies.config import ModelSettings, SamplingSettings
+from graftrl.settings import Settings
+from graftrl.tasks.config import TaskConfig
+
+
+class TrainingSettings(Settings):
+    """The batch of a step and how many steps.
+
+    steps: total; or epochs over the training prompts, the last partial batch of each dropped.
+    group_size: n, responses per prompt and model.
+    minibatch_prompts: prompts of one optimizer step. epochs_per_batch: passes over a step's rows.
+    """
+
+    steps: int | None = Field(None, ge=1)
+    epochs: int | None = Field(None, ge=1)
+    prompts_per_step: int = Field(128, ge=1)
+    group_size: int = 8
+    minibatch_prompts: int = Field(32, ge=1)
+    epochs_per_batch: int = Field(1, ge=1)
+
+    @field_validator("group_size")
+    @classmethod
+    def _group_has_a_deviation(cls, n: int) -> int:
+        if n < 2:
+            raise ValueError(
+                f"is {n}, but the standard deviation of one sample is undefined: a group-relative advantage needs at "
+                "least 2 responses a prompt"
+            )
+        return n
+
+    @model_validator(mode="after")
+    def _one_length(self) -> TrainingSettings:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("set exactly one of training.steps and training.epochs")
+        if self.minibatch_prompts > self.prompts_per_step:
+            raise ValueError(
+                f"training.minibatch_prompts ({self.minibatch_prompts}) exceeds training.prompts_per_step "
+                f"({self.prompts_per_step})"
+            )
+        return self
+
+
+class EvaluationSettings(Settings):
+    """pass@1 on validation prompts before training, every `every` steps (0: never in between) and at the end.
+
+    prompts: how many of the validation prompts (None: all). samples: responses per prompt.
+    """
+
+    every: int = Field(0, ge=0)
+    prompts: int | None = Field(None, ge=1)
+    samples: int = Field(1, ge=1)
+    temperature: float = Field(1.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    before: bool = True
+
+
+class CheckpointSettings(Settings):
+    """every: steps between checkpoints; a killed run loses at most the steps since the last. keep: newest kept, besides
+    the one that was best in validation (mean pass@1 over the models)."""
+
+    every: int = Field(1, ge=1)
+    keep: int = Field(2, ge=1)
+
+
+class VerificationSettings(Settings):
+    """workers: processes that grade. limit_s: wall-clock seconds for one response; beyond it the reward is 0."""
+
+    workers: int = Field(2, ge=1)
+    limit_s: float = Field(5.0, gt=0)
+
+
+class Recipe(Settings):
+    """A run. `method` is a name, or a mapping with `name` and options."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
+    seed: int = Field(0, ge=0)
+    engine: Literal["local"] = "local"
+    threads: int | None = Field(None, ge=1)
+    method: Any
+    models: dict[str, ModelSettings] = Field(min_length=1)
+    task: TaskConfig
+    sampling: SamplingSettings = SamplingSettings()
+    training: TrainingSettings
+    evaluation: EvaluationSettings = EvaluationSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    verification: VerificationSettings = VerificationSettings()
+    trackers: list[Literal["tensorboard", "trackio", "wandb"]] = Field(default_factory=list)
+
+    @field_validator("models")
+    @classmethod
+    def _names_are_file_names(cls, models: dict[str, ModelSettings]) -> dict[str, ModelSettings]:
+        for name in models:
+            if not name.replace("-", "").replace("_", "").replace(".", "").isalnum() or name.startswith("."):
+                raise ValueError(f"model name {name!r}: use letters, digits, '-', '_' and '.' (it names folders)")
+        return models
+
+    @field_validator("method")
+    @classmethod
+    def _method_exists(cls, method: Any) -> Any:
+        if isinstance(method, Settings):
+            return method
+        if not isinstance(method, str | dict):
+            raise ValueError("must be a name or a mapping with a name")
+        try:
+            return build_method(method).settings
+        except ConfigError as error:
+            raise ValueError(str(error).removeprefix("method: ")) from error
+
+    @field_serializer("method")
+    def _dump_method(self, method: Settings) -> dict[str, Any]:
+        return method.model_dump(mode="json")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Recipe:
+        method = self.build_method()
+        if len(self.models) < method.fewest_models:
+            raise ValueError(
+                f"method {method.settings.name!r} exchanges between models and needs at least {method.fewest_models} "
+                f"under models; there is {len(self.models)}"
+            )
+        if not self.sampling.is_plain:
+            s = self.sampling
+            raise ValueError(
+                f"sampling.temperature={s.temperature:g}, top_p={s.top_p:g}, top_k={s.top_k}: training rollouts must "
+                "come from the unmodified distribution (temperature 1, top_p 1, top_k 0), else importance ratios and "
+                "compatibility scores are biased; use the evaluation section for other settings"
+            )
+        return self
+
+    def build_method(self) -> Method:
+        """A fresh instance of the recipe's method."""
+        method: Any = self.method
+        return build_method(method.model_dump())
+
+    def evaluation_sampling(self) -> SamplingSettings:
+        """How validation responses are drawn: the training limits with the evaluation's temperature and top-p."""
+        return self.sampling.model_copy(
+            update={"temperature": self.evaluation.temperature, "top_p": self.evaluation.top_p}
+        )
+
+
+def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a YAML recipe and apply `key=value` overrides (dotted keys, values in YAML).
+
+    Raises:
+        ConfigError: one line that names the file, the key and what to change.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: no such recipe") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f", line {where.line + 1}" if where else ""
+        raise ConfigError(f"{path}{line}: not valid YAML: {getattr(error, 'problem', error)}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: a recipe is a mapping of keys to values")
+    for override in overrides:
+        _apply(content, override)
+    return parse_recipe(content, str(path))
+
+
+def parse_recipe(content: dict[str, Any], where: str) -> Recipe:
+    """Validate a recipe given as a mapping; `where` names it in errors."""
+    try:
+        return Recipe.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {_first_problem(error)}") from error
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """The complete recipe, defaults included, as YAML."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _apply(content: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"override {override!r}: write key=value, for example training.steps=10")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"override {override!r}: the value is not valid YAML") from error
+    *parents, last = key.split(".")
+    target = content
+    for parent in parents:
+        inner = target.get(parent)
+        if inner is None:
+            inner = target[parent] = {}
+        elif parent == "method" and isinstance(inner, str):
+            inner = target[parent] = {"name": inner}
+        elif not isinstance(inner, dict):
+            raise ConfigError(f"override {override!r}: {parent!r} is a value, not a section")
+        target = inner
+    target[last] = value
+
+
+def _first_problem(error: ValidationError) -> str:
+    """The most telling problem in one line; how many more there are."""
+    problems = error.errors()
+    problem = min(problems, key=lambda p: p["type"] != "extra_forbidden")
+    location = ".".join(str(part) for part in problem["loc"] if not str(part).startswith("function-"))
+    message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "extra_forbidden":
+        message = "unknown key" + _suggestion(problem["loc"])
+    elif problem["type"] == "missing":
+        message = "is missing"
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return f"{location + ': ' if location else ''}{message}{more}"
+
+
+def _suggestion(location: tuple[int | str, ...]) -> str:
+    known = {name for model in _settings_models() for name in model.model_fields}
+    close = difflib.get_close_matches(str(location[-1]), sorted(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _settings_models() -> list[type[BaseModel]]:
+    found, todo = [], [Settings]
+    while todo:
+        current = todo.pop()
+        found.append(current)
+        todo += current.__subclasses__()
+    return found

@@ -1,0 +1,40 @@
+"""Where policies live. The loop speaks to an engine in whole steps, for all models at once, so that an engine may work
+on several models at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graftrl.objective import Objective
+from graftrl.policies.codec import Codec
+from graftrl.policies.config import SamplingSettings
+from graftrl.policies.hf import UpdateStats
+from graftrl.rollout import Group, Prompt, Row
+
+
+class Engine(Protocol):
+    codecs: Mapping[str, Codec]
+    notes: Sequence[str]
+
+    def sample(
+        self,
+        prompts: Mapping[str, Sequence[Prompt]],
+        n: int,
+        seeds: Mapping[str, int],
+        sampling: SamplingSettings | None = None,
+    ) -> dict[str, list[Group]]: ...
+
+    def score(self, model: str, rows: Sequence[Row]) -> list[NDArray[np.float32]]: ...
+
+    def generation_gap(self, model: str, rows: Sequence[Row]) -> float: ...
+
+    def update(
+        self, minibatches: Mapping[str, Sequence[Sequence[Row]]], objective_of: Callable[[int], Objective]
+    ) -> dict[str, UpdateStats]: ...
+
+    def save(self, folder: Path) -> None: ...

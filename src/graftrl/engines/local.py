@@ -1,0 +1,56 @@
+"""The local engine: every policy in this process, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from graftrl.config import Recipe
+from graftrl.objective import Objective
+from graftrl.policies.config import SamplingSettings
+from graftrl.policies.hf import HFPolicy, UpdateStats
+from graftrl.rollout import Group, Prompt, Row
+
+
+class LocalEngine:
+    """Policies of a recipe; from `checkpoint` (a folder with one subfolder a model) when it is given."""
+
+    def __init__(self, recipe: Recipe, checkpoint: Path | None = None) -> None:
+        if recipe.threads is not None:
+            torch.set_num_threads(recipe.threads)
+        self.policies = {
+            name: HFPolicy(name, settings, recipe.sampling, None if checkpoint is None else checkpoint / name)
+            for name, settings in recipe.models.items()
+        }
+        self.codecs = {name: policy.codec for name, policy in self.policies.items()}
+        self.notes = [note for policy in self.policies.values() for note in policy.notes]
+
+    def sample(
+        self,
+        prompts: Mapping[str, Sequence[Prompt]],
+        n: int,
+        seeds: Mapping[str, int],
+        sampling: SamplingSettings | None = None,
+    ) -> dict[str, list[Group]]:
+        return {
+            model: self.policies[model].sample(given, n, seeds[model], sampling) for model, given in prompts.items()
+        }
+
+    def score(self, model: str, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+        return self.policies[model].score(rows)
+
+    def generation_gap(self, model: str, rows: Sequence[Row]) -> float:
+        return self.policies[model].generation_gap(rows)
+
+    def update(
+        self, minibatches: Mapping[str, Sequence[Sequence[Row]]], objective_of: Callable[[int], Objective]
+    ) -> dict[str, UpdateStats]:
+        return {model: self.policies[model].update(batches, objective_of) for model, batches in minibatches.items()}
+
+    def save(self, folder: Path) -> None:
+        for name, policy in self.policies.items():
+            policy.save(folder / name)
