@@ -69,6 +69,13 @@ def test_row_without_a_finite_mean_has_no_score_and_no_weight_and_leaves_its_nei
         assert list(compatibility_weights(scores, floor=floor)) == [1.0, 0.0, 1.0]
 
 
+def test_batch_of_many_responses_keeps_each_row_apart():
+    lengths = np.arange(40_000) % 5
+    rows = [np.full(length, -(i % 7), np.float32) for i, length in enumerate(lengths)]
+    scores = compatibility_scores(rows, as_rows([[0.0]]) * len(rows))
+    np.testing.assert_allclose(scores, np.where(lengths > 0, np.exp(-(np.arange(40_000) % 7)), np.nan), rtol=1e-15)
+
+
 def test_nothing_to_score_gives_nothing():
     assert compatibility_scores([], []).shape == (0,)
     assert compatibility_weights(np.array([])).shape == (0,)

@@ -11,18 +11,23 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.floating[Any]]
 
 
+_BLOCK = 16_384  # responses summed at once: their tokens stay in the processor's cache
+
+
 def mean_logprobs(logprobs: Sequence[Floats]) -> NDArray[np.float64]:
     """Mean over each response's tokens, float64 [responses], in nats per token; NaN where there is no token.
 
-    Summed in float64 over one flat array: a million responses take a fraction of a second.
+    Summed in float64 over flat blocks: a million responses take a fraction of a second.
     """
-    lengths = np.fromiter((len(row) for row in logprobs), dtype=np.int64, count=len(logprobs))
     means = np.full(len(logprobs), np.nan)
-    filled = np.flatnonzero(lengths)
-    if len(filled):
-        flat = np.concatenate([np.asarray(row) for row in logprobs], dtype=np.float64)
-        starts = np.concatenate([[0], np.cumsum(lengths[filled])[:-1]])
-        means[filled] = np.add.reduceat(flat, starts) / lengths[filled]
+    for first in range(0, len(logprobs), _BLOCK):
+        block = logprobs[first : first + _BLOCK]
+        lengths = np.fromiter(map(len, block), dtype=np.int64, count=len(block))
+        filled = np.flatnonzero(lengths)
+        if len(filled):
+            flat = np.concatenate(block, dtype=np.float64)
+            starts = np.cumsum(lengths[filled]) - lengths[filled]
+            means[first + filled] = np.add.reduceat(flat, starts) / lengths[filled]
     return means
 
 
