@@ -233,7 +233,8 @@ def _suggestion(location: tuple[int | str, ...]) -> str:
 
 
 def _settings_models() -> list[type[BaseModel]]:
-    found, todo = [], [Settings]
+    found: list[type[BaseModel]] = []
+    todo: list[type[BaseModel]] = [Settings]
     while todo:
         current = todo.pop()
         found.append(current)

@@ -18,8 +18,11 @@ from graftrl.rollout import Group, Prompt, Row
 
 
 class Engine(Protocol):
-    codecs: Mapping[str, Codec]
-    notes: Sequence[str]
+    @property
+    def codecs(self) -> Mapping[str, Codec]: ...
+
+    @property
+    def notes(self) -> Sequence[str]: ...
 
     def sample(
         self,

@@ -76,7 +76,3 @@ class Codec:
         return self.tokenizer.decode(
             [int(i) for i in contents], skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
-
-    def forget_prompts(self) -> None:
-        """Drop the remembered prompts (a run asks for each at most a few times)."""
-        self._prompt_ids.clear()

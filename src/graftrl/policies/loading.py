@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from graftrl.errors import ModelError
 from graftrl.policies.codec import Codec
@@ -64,26 +66,55 @@ def load(name: str, settings: ModelSettings, device: torch.device) -> Loaded:
 
 def load_pretrained(name: str, settings: ModelSettings) -> tuple[Any, Any]:
     """The transformers model (float32) and tokenizer of a path; every failure is a ModelError that names the model."""
-    path = Path(settings.path)
-    if settings.path.endswith(".gguf"):
-        if not path.is_file():
-            raise ModelError(f"models.{name}.path: no GGUF file at {settings.path}")
+    source = resolve(name, settings)
+    if source.endswith(".gguf"):
         from graftrl.policies.gguf import load_gguf
 
-        return load_gguf(path)
-    looks_local = settings.path.startswith((".", "/", "~")) or settings.path.count("/") > 1
-    if looks_local and not path.expanduser().is_dir():
-        raise ModelError(f"models.{name}.path: no directory {settings.path}")
-    source = str(path.expanduser()) if path.expanduser().is_dir() else settings.path
-    try:
+        return load_gguf(Path(source))
+    with _named_errors(name, settings):
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=settings.trust_remote_code)
         model = AutoModelForCausalLM.from_pretrained(
             source, dtype=torch.float32, trust_remote_code=settings.trust_remote_code, use_safetensors=True
         )
+    return model, tokenizer
+
+
+def load_skeleton(name: str, settings: ModelSettings) -> tuple[Any, Codec]:
+    """The model without its weights (on the meta device) and its codec; a GGUF file is loaded whole."""
+    source = resolve(name, settings)
+    if source.endswith(".gguf"):
+        model, tokenizer = load_pretrained(name, settings)
+        return model, Codec(tokenizer, name, settings, _eos_ids(model))
+    with _named_errors(name, settings):
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=settings.trust_remote_code)
+        config = AutoConfig.from_pretrained(source, trust_remote_code=settings.trust_remote_code)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=settings.trust_remote_code)
+        with contextlib.suppress(OSError):  # a model may have none
+            model.generation_config = GenerationConfig.from_pretrained(source)
+    return model, Codec(tokenizer, name, settings, _eos_ids(model))
+
+
+def resolve(name: str, settings: ModelSettings) -> str:
+    """An existing GGUF file or directory, or a hub id. Raises ModelError for a local path that does not exist."""
+    path = Path(settings.path).expanduser()
+    if settings.path.endswith(".gguf"):
+        if not path.is_file():
+            raise ModelError(f"models.{name}.path: no GGUF file at {settings.path}")
+        return str(path)
+    looks_local = settings.path.startswith((".", "/", "~")) or settings.path.count("/") > 1
+    if looks_local and not path.is_dir():
+        raise ModelError(f"models.{name}.path: no directory {settings.path}")
+    return str(path) if path.is_dir() else settings.path
+
+
+@contextlib.contextmanager
+def _named_errors(name: str, settings: ModelSettings) -> Iterator[None]:
+    try:
+        yield
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelError(f"models.{name}.path: cannot load {settings.path!r}: {reason}") from error
-    return model, tokenizer
 
 
 def _eos_ids(causal_lm: Any) -> list[int]:
@@ -142,7 +173,7 @@ def _missing_bos(name: str, causal_lm: Any, codec: Codec) -> str | None:
         return None
     return (
         f"model {name!r}: its tokenizer emits no BOS but the model expects one (mean log-probability "
-        f"{without:.1f} without, {with_bos:.1f} with); it is added to every prompt (models.{name}.bos: keep leaves it out)"
+        f"{without:.1f} without, {with_bos:.1f} with); it is added to prompts (models.{name}.bos: keep leaves it out)"
     )
 
 

@@ -1,0 +1,104 @@
+"""The command line. Every error that a user can mend is one line on standard error and a non-zero exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from graftrl import __version__
+from graftrl.errors import GraftrlError
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # waiting threads must not burn the cores of a second process
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+app = typer.Typer(
+    help="Cross-model RL post-training: language models that learn from each other's verified rollouts.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+RunOption = Annotated[Path | None, typer.Option("--run", help="Run folder; default runs/<name of the recipe>.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing while training.")]
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        typer.echo(f"graftrl {__version__}")
+        raise typer.Exit()
+
+
+@app.command()
+def train(
+    recipe_path: Annotated[Path, typer.Argument(metavar="RECIPE.yaml")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]")] = None,
+    run: RunOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check recipe, data and models; do not train.")] = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Train the models of a recipe."""
+    from graftrl.config import load_recipe
+
+    recipe = load_recipe(recipe_path, overrides or [])
+    if dry_run:
+        from graftrl.training.dry_run import print_dry_run
+
+        print_dry_run(recipe)
+        return
+    from graftrl.training.loop import train as run_training
+    from graftrl.training.progress import Silent, Terminal
+    from graftrl.training.run_folder import RunFolder
+
+    folder = RunFolder.create(run or Path("runs") / recipe.name, recipe)
+    run_training(folder, recipe, Silent() if quiet else Terminal())
+    typer.echo(f"run folder: {folder.root}")
+
+
+@app.command()
+def resume(run: Annotated[Path, typer.Argument(metavar="RUN")], quiet: QuietOption = False) -> None:
+    """Continue an interrupted run from its last whole checkpoint."""
+    from graftrl.training.loop import train as run_training
+    from graftrl.training.progress import Silent, Terminal
+    from graftrl.training.run_folder import RunFolder
+
+    folder = RunFolder.open(run)
+    run_training(folder, folder.recipe(), Silent() if quiet else Terminal())
+    typer.echo(f"run folder: {folder.root}")
+
+
+@app.command()
+def grade(
+    file: Annotated[Path, typer.Argument(metavar="FILE.jsonl")],
+    workers: Annotated[int, typer.Option(help="Grading processes.")] = 2,
+    limit_s: Annotated[float, typer.Option(help="Wall-clock seconds for one response; beyond it the reward is 0.")] = 5,
+    require_box: Annotated[bool, typer.Option(help="A response without \\boxed{} scores 0.")] = True,
+) -> None:
+    """Grade mathematical responses: each line has `answer` and `response`; prints it with `reward` and `reason`."""
+    from graftrl.tasks.grade_file import grade_file
+
+    for line in grade_file(file, workers=workers, limit_s=limit_s, require_box=require_box):
+        typer.echo(json.dumps(line, ensure_ascii=False))
+
+
+def main() -> None:
+    try:
+        app()
+    except GraftrlError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:  # the reader of our output went away, as in `graftrl grade ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

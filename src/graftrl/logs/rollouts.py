@@ -1,0 +1,108 @@
+"""Rollout logs: every response of every step as one row of a Parquet file, complete enough to serve as a peer later.
+
+The schema is listed in docs/run-folder.md. Files are written to a temporary name and renamed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import polars as pl
+
+from graftrl.methods.base import Transfer
+from graftrl.objective import group_advantages
+from graftrl.policies.config import SamplingSettings
+from graftrl.rollout import Group
+
+SCHEMA_VERSION = 1
+
+ROLLOUT_SCHEMA: dict[str, pl.DataType] = {
+    "run": pl.String(),
+    "step": pl.Int32(),
+    "model": pl.String(),
+    "policy_version": pl.Int32(),
+    "prompt_id": pl.String(),
+    "task": pl.String(),
+    "messages": pl.List(pl.Struct({"role": pl.String(), "content": pl.String()})),
+    "reference": pl.String(),
+    "response_index": pl.Int32(),
+    "text": pl.String(),
+    "token_ids": pl.List(pl.Int32()),
+    "logprobs": pl.List(pl.Float32()),
+    "finish_reason": pl.String(),
+    "reward": pl.Float64(),
+    "grade_reason": pl.String(),
+    "advantage": pl.Float64(),
+    "temperature": pl.Float64(),
+    "top_p": pl.Float64(),
+    "top_k": pl.Int32(),
+    "tokenizer_fingerprint": pl.String(),
+}
+
+_TRANSFER_TYPES: dict[str, pl.DataType] = {
+    "str": pl.String(),
+    "int": pl.Int32(),
+    "float": pl.Float64(),
+    "float | None": pl.Float64(),
+}
+TRANSFER_SCHEMA: dict[str, pl.DataType] = {
+    "step": pl.Int32(),
+    **{field.name: _TRANSFER_TYPES[str(field.type)] for field in fields(Transfer)},
+}
+
+
+def write_rollouts(
+    path: Path,
+    *,
+    run: str,
+    step: int,
+    groups: Mapping[str, Sequence[Group]],
+    sampling: SamplingSettings,
+    fingerprints: Mapping[str, str],
+) -> None:
+    """One file for one step. `advantage` is the group-relative advantage that the source computes; the policy version
+    is the number of finished steps when the responses were sampled."""
+    rows = []
+    for model, of_model in groups.items():
+        for group in of_model:
+            advantages = group_advantages(group.rewards).tolist()
+            messages = [{"role": message["role"], "content": message["content"]} for message in group.prompt.messages]
+            for index, (response, advantage) in enumerate(zip(group.responses, advantages, strict=True)):
+                rows.append(
+                    (
+                        run, step, model, step - 1, group.prompt.id, group.prompt.task, messages,
+                        group.prompt.reference, index, response.text, response.token_ids, response.logprobs,
+                        response.finish_reason, response.reward, response.grade_reason, advantage,
+                        sampling.temperature, sampling.top_p, sampling.top_k, fingerprints[model],
+                    )
+                )  # fmt: skip
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(ROLLOUT_SCHEMA)
+    frame = pl.DataFrame(
+        [
+            pl.Series(name, values, dtype=dtype, strict=False)
+            for (name, dtype), values in zip(ROLLOUT_SCHEMA.items(), columns, strict=True)
+        ]
+    )
+    _write(path, frame)
+
+
+def write_transfers(path: Path, step: int, transfers: Sequence[Transfer]) -> None:
+    """What became of every peer response of one step."""
+    rows = [{"step": step, **asdict(transfer)} for transfer in transfers]
+    _write(path, pl.DataFrame(rows, schema=TRANSFER_SCHEMA, orient="row"))
+
+
+def read_steps(folder: Path, columns: Sequence[str] | None = None) -> pl.LazyFrame:
+    """All steps of a folder of Parquet files, lazily; only the columns asked for are read from disk."""
+    frame = pl.scan_parquet(str(folder / "step-*.parquet"))
+    return frame if columns is None else frame.select(columns)
+
+
+def _write(path: Path, frame: pl.DataFrame) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    frame.write_parquet(temporary, metadata={"graftrl": json.dumps({"schema_version": SCHEMA_VERSION})})
+    temporary.replace(path)

@@ -1,0 +1,72 @@
+"""`graftrl train --dry-run`: everything that can be found wrong without loading weights or training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import psutil
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from graftrl.config import Recipe
+from graftrl.policies.loading import load_skeleton
+from graftrl.rollout import Prompt
+from graftrl.tasks import build_task
+from graftrl.training.data import PromptStream, prompt_length, within_limit
+from graftrl.training.memory import estimate_memory
+
+GIB = 1024**3
+
+
+def print_dry_run(recipe: Recipe, console: Console | None = None) -> None:
+    """Print what a run would use. Raises ConfigError, DataError or ModelError as the run itself would."""
+    console = console or Console()
+    task = build_task(recipe.task)
+    table = Table(title=f"{recipe.name}: {recipe.method.name}", box=None)
+    for column in ("model", "architecture", "parameters", "trainable", "weights", "optimizer", "peak (estimate)"):
+        table.add_column(column, justify="left" if column in ("model", "architecture") else "right")
+    lengths: list[Callable[[Prompt], int]] = []
+    peak = 0
+    for name, settings in recipe.models.items():
+        model, codec = load_skeleton(name, settings)
+        lengths.append(prompt_length(codec))
+        memory = estimate_memory(model, settings, recipe.sampling)
+        peak += memory.peak
+        table.add_row(
+            name, type(model).__name__, f"{memory.parameters / 1e6:,.1f} M", f"{memory.trainable / 1e6:,.1f} M",
+            f"{memory.weights / GIB:.2f} GiB", f"{(memory.gradients + memory.optimizer) / GIB:.2f} GiB",
+            f"{memory.peak / GIB:.2f} GiB",
+        )  # fmt: skip
+    train, notes = within_limit(task.train, lengths, recipe.sampling.max_prompt_tokens, "training prompts")
+    training = recipe.training
+    stream = PromptStream(train, training.prompts_per_step, recipe.seed)
+    steps = training.steps or (training.epochs or 0) * stream.batches_per_epoch
+    console.print(table)
+    console.print(
+        f"data: {len(train):,} training and {len(task.validation):,} validation prompts; {steps:,} steps of "
+        f"{training.prompts_per_step} prompts x {training.group_size} responses, {stream.batches_per_epoch:,} steps an "
+        f"epoch; at most {training.prompts_per_step * training.group_size * recipe.sampling.max_response_tokens:,} "
+        "sampled tokens a step and model",
+        highlight=False,
+    )
+    for note in [*task.notes, *notes]:
+        console.print(f"note: {note}", style="yellow", markup=False, highlight=False)
+    available = _available_bytes(recipe)
+    verdict = "fits" if peak <= available else "does NOT fit"
+    console.print(
+        f"memory: about {peak / GIB:.1f} GiB for all models, {available / GIB:.1f} GiB available: {verdict}",
+        highlight=False,
+    )
+    if peak > available:
+        console.print(
+            "note: lower sample_rows, microbatch_tokens or logit_elements, or use gradient_checkpointing or lora",
+            style="yellow",
+        )
+
+
+def _available_bytes(recipe: Recipe) -> int:
+    on_gpu = torch.cuda.is_available() and any(settings.device != "cpu" for settings in recipe.models.values())
+    if on_gpu:
+        return int(torch.cuda.mem_get_info()[0])
+    return int(psutil.virtual_memory().available)

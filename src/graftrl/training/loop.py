@@ -1,0 +1,319 @@
+"""The co-training loop: one step is sample, grade, exchange, update, log, checkpoint. It knows rows, not methods."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from graftrl.config import Recipe
+from graftrl.engines.base import Engine
+from graftrl.engines.local import LocalEngine
+from graftrl.evaluation.intervals import bootstrap_interval
+from graftrl.logs.rollouts import write_rollouts, write_transfers
+from graftrl.methods import Method, StepContext
+from graftrl.rollout import Group, Prompt, Row
+from graftrl.seeds import derive_seed, generator
+from graftrl.tasks import Task, VerificationPool, build_task, grade_groups
+from graftrl.training.data import PromptStream, check_lengths, prompt_length, within_limit
+from graftrl.training.progress import Display
+from graftrl.training.run_folder import RunFolder, TrainingState, disk_errors
+from graftrl.training.trackers import open_trackers
+
+EXACT_NATS = 1e-4  # generation log-probabilities this close to a scoring pass serve as old_logprobs
+
+
+@dataclass
+class Prepared:
+    """What a run needs before its first step; `prepare` checks all of it."""
+
+    task: Task
+    engine: Engine
+    method: Method
+    train: PromptStream
+    validation: Sequence[Prompt]
+    lengths: list[Callable[[Prompt], int]]
+    steps: int
+    notes: list[str]
+
+
+def prepare(recipe: Recipe, run: RunFolder | None = None) -> Prepared:
+    """Load data and models and check that they fit together. Raises ConfigError, DataError or ModelError."""
+    task = build_task(recipe.task)
+    engine = LocalEngine(recipe, None if run is None else run.latest_checkpoint())
+    limit = recipe.sampling.max_prompt_tokens
+    lengths = [prompt_length(codec) for codec in engine.codecs.values()]
+    train, notes = within_limit(task.train, lengths, limit, "training prompts")
+    stream = PromptStream(train, recipe.training.prompts_per_step, recipe.seed)
+    validation: Sequence[Prompt] = list(task.validation)[: recipe.evaluation.prompts]
+    if validation:
+        validation, more = within_limit(list(validation), lengths, limit, "validation prompts")
+        notes += more
+    steps = recipe.training.steps or (recipe.training.epochs or 0) * stream.batches_per_epoch
+    return Prepared(
+        task, engine, recipe.build_method(), stream, validation, lengths, steps, [*task.notes, *engine.notes, *notes]
+    )
+
+
+def train(run: RunFolder, recipe: Recipe, display: Display) -> TrainingState:
+    """Train from the run folder's last whole checkpoint (or from the start) to the recipe's last step.
+
+    Ctrl-C finishes the step under way, saves, and returns; a second one stops at once.
+    """
+    with run.locked(), disk_errors(run.root):
+        _, state, notes = run.rewind()
+        prepared = prepare(recipe, run)
+        display.start(recipe, prepared.steps, state, [*prepared.notes, *(notes if state.step else [])])
+        trackers = open_trackers(recipe, run)
+        verification = recipe.verification
+        with VerificationPool(verification.workers, verification.limit_s) as pool, interruptible() as interrupted:
+            if state.step == 0 and prepared.validation and recipe.evaluation.before:
+                display.evaluated(0, evaluate(recipe, prepared, run, pool, 0))
+            while state.step < prepared.steps and not interrupted():
+                metrics = train_step(recipe, prepared, run, pool, state)
+                if state.step % recipe.checkpoint.every == 0 or state.step == prepared.steps or interrupted():
+                    run.save_checkpoint(state, prepared.engine.save, recipe.checkpoint.keep)
+                run.append_metrics(metrics)
+                trackers.log(metrics)
+                display.step(metrics)
+        trackers.close()
+        display.finish(state, prepared.steps)
+    return state
+
+
+def train_step(
+    recipe: Recipe, prepared: Prepared, run: RunFolder, pool: VerificationPool, state: TrainingState
+) -> dict[str, Any]:
+    """One step; advances `state` and returns its line of metrics."""
+    engine, method = prepared.engine, prepared.method
+    step, clock = state.step + 1, Clock()
+    groups = collect_groups(recipe, prepared, pool, state, clock)
+
+    def score(model: str, rows: Sequence[Row]) -> list[Any]:
+        with clock("scoring"):
+            return engine.score(model, rows)
+
+    with clock("exchange"):
+        context = StepContext(
+            step=step,
+            seed=derive_seed(recipe.seed, "exchange", step),
+            group_size=recipe.training.group_size,
+            max_response_tokens=recipe.sampling.max_response_tokens,
+            codecs=engine.codecs,
+            score=score,
+        )
+        exchange = method.exchange(groups, context)
+    rows, old_logprobs = settle_old_logprobs(engine, method, exchange.rows, state, clock)
+    with clock("training"):
+        minibatches = {
+            model: [
+                minibatch
+                for epoch in range(recipe.training.epochs_per_batch)
+                for minibatch in method.order(
+                    of_model, recipe.training.minibatch_prompts, generator(recipe.seed, "order", step, model, epoch)
+                )
+            ]
+            for model, of_model in rows.items()
+        }
+        updates = engine.update(minibatches, method.objective)
+    with clock("logging"):
+        write_rollouts(
+            run.step_file("rollouts", step),
+            run=recipe.name,
+            step=step,
+            groups=groups,
+            sampling=recipe.sampling,
+            fingerprints={model: codec.fingerprint for model, codec in engine.codecs.items()},
+        )
+        if exchange.transfers:
+            write_transfers(run.step_file("exchange", step), step, exchange.transfers)
+    state.step = step
+    metrics: dict[str, Any] = {
+        "step": step,
+        "epoch": state.batches / prepared.train.batches_per_epoch,
+        "models": {
+            model: {**group_metrics(of_model), **updates[model].summary(), **old_logprobs[model]}
+            for model, of_model in groups.items()
+        },
+        "exchange": exchange.directions,
+        "notes": exchange.notes,
+        "verification": dict(pool.outcomes),
+    }
+    evaluation = recipe.evaluation
+    due = step == prepared.steps or (evaluation.every > 0 and step % evaluation.every == 0)
+    if due and prepared.validation:
+        with clock("evaluation"):
+            metrics["evaluation"] = evaluate(recipe, prepared, run, pool, step)
+        mean = float(np.mean([result["pass_at_1"] for result in metrics["evaluation"].values()]))
+        if state.best_score is None or mean > state.best_score:
+            state.best_step, state.best_score = step, mean
+    phases = clock.seconds()
+    step_s = clock.total()
+    # Training time alone, so that runs with and without evaluation compare.
+    state.wall_s += step_s - phases.get("evaluation", 0.0)
+    sampled = sum(metrics["models"][model]["sampled_tokens"] for model in groups)
+    metrics |= {"step_s": step_s, "wall_s": state.wall_s, "phase_s": phases, "sampled_tokens_per_s": sampled / step_s}
+    state.metrics = metrics
+    return metrics
+
+
+def collect_groups(
+    recipe: Recipe, prepared: Prepared, pool: VerificationPool, state: TrainingState, clock: Clock
+) -> dict[str, list[Group]]:
+    """Every model's groups for this step: the same prompts for all, unless the method refuses some (dynamic sampling).
+
+    With a filter each model goes on with further batches until it has `prompts_per_step` groups or the rounds are
+    spent; it then trains on what there is.
+    """
+    engine, method, wanted = prepared.engine, prepared.method, recipe.training.prompts_per_step
+    groups: dict[str, list[Group]] = {model: [] for model in recipe.models}
+    for round_index in range(method.sampling_rounds):
+        needy = [model for model, kept in groups.items() if len(kept) < wanted]
+        if not needy:
+            break
+        prompts = prepared.train.batch(state.batches)
+        check_lengths(prompts, prepared.lengths, recipe.sampling.max_prompt_tokens)
+        state.batches += 1
+        with clock("sampling"):
+            seeds = {m: derive_seed(recipe.seed, "rollout", state.step + 1, round_index, m) for m in needy}
+            sampled = engine.sample(dict.fromkeys(needy, prompts), recipe.training.group_size, seeds)
+        with clock("grading"):
+            grade_groups(prepared.task, [group for of_model in sampled.values() for group in of_model], pool)
+        for model, fresh in sampled.items():
+            kept = fresh if method.filter is None else [group for group in fresh if method.filter(group)]
+            groups[model] = [*groups[model], *kept][:wanted]
+    return groups
+
+
+def settle_old_logprobs(
+    engine: Engine, method: Method, rows: Mapping[str, list[Row]], state: TrainingState, clock: Clock
+) -> tuple[dict[str, list[Row]], dict[str, dict[str, Any]]]:
+    """Give every own row exact `old_logprobs`; drop own rows whose log-probabilities are not finite.
+
+    Generation log-probabilities serve where the first step finds them equal to a scoring pass within EXACT_NATS; else
+    (bfloat16, another sampler) own rows that carry a gradient are scored again.
+    """
+    settled: dict[str, list[Row]] = {}
+    report: dict[str, dict[str, Any]] = {}
+    terms = method.objective(0).terms
+    for model, of_model in rows.items():
+        own = [row for row in of_model if row.kind == "own"]
+        gap = None
+        if model not in state.exact_generation and own:
+            with clock("scoring"):
+                gap = engine.generation_gap(model, own[:64])
+            state.exact_generation[model] = gap <= EXACT_NATS
+        if not state.exact_generation.get(model, True):
+            training = [row for row in own if any(term.needs_pass(row) for term in terms)]
+            with clock("scoring"):
+                for row, fresh in zip(training, engine.score(model, training), strict=True):
+                    row.old_logprobs = fresh
+        kept = [row for row in of_model if row.old_logprobs is None or np.isfinite(row.old_logprobs).all()]
+        settled[model] = kept
+        exact = state.exact_generation.get(model, True)
+        report[model] = {
+            "old_logprobs": "generation" if exact else "recomputed",
+            "generation_gap": gap,
+            "rows_not_finite": len(of_model) - len(kept),
+        }
+    return settled, report
+
+
+def group_metrics(groups: Sequence[Group]) -> dict[str, Any]:
+    """What a model's own rollouts say, before any exchange. Shares are of groups; lengths in the model's tokens."""
+    responses = [response for group in groups for response in group.responses]
+    if not responses:
+        return {"groups": 0, "sampled_tokens": 0}
+    tokens = np.array([len(response.token_ids) for response in responses])
+    logprobs = np.concatenate([response.logprobs for response in responses])
+    return {
+        "groups": len(groups),
+        "reward_mean": float(np.mean([response.reward for response in responses])),
+        "all_fail": float(np.mean([group.all_fail for group in groups])),
+        "all_success": float(np.mean([group.all_success for group in groups])),
+        "mixed": float(np.mean([not group.all_fail and not group.all_success for group in groups])),
+        "pass_at_n": float(np.mean([group.successes > 0 for group in groups])),
+        "response_tokens_mean": float(tokens.mean()),
+        "truncated": float(np.mean([response.finish_reason == "length" for response in responses])),
+        "sampled_tokens": int(tokens.sum()),
+        "entropy": float(-logprobs[np.isfinite(logprobs)].mean()),  # unbiased: own samples, in nats per token
+    }
+
+
+def evaluate(
+    recipe: Recipe, prepared: Prepared, run: RunFolder, pool: VerificationPool, step: int
+) -> dict[str, dict[str, Any]]:
+    """pass@1 of every model on the validation prompts, with an interval over problems; kept per problem on disk."""
+    prompts, samples = prepared.validation, recipe.evaluation.samples
+    seeds = {model: derive_seed(recipe.seed, "evaluation", model) for model in recipe.models}
+    groups = prepared.engine.sample(dict.fromkeys(recipe.models, prompts), samples, seeds, recipe.evaluation_sampling())
+    grade_groups(prepared.task, [group for of_model in groups.values() for group in of_model], pool)
+    results = {}
+    for model, of_model in groups.items():
+        mean, low, high = bootstrap_interval([group.successes / samples for group in of_model])
+        results[model] = {"pass_at_1": mean, "low": low, "high": high, "problems": len(of_model), "samples": samples}
+    per_problem = {
+        model: {group.prompt.id: group.successes for group in of_model} for model, of_model in groups.items()
+    }
+    run.write_json(run.step_file("evaluations", step), {"step": step, "results": results, "successes": per_problem})
+    return results
+
+
+class Clock:
+    """Seconds spent in each phase of a step; a phase inside another counts only for the inner one."""
+
+    def __init__(self) -> None:
+        self._spent: dict[str, float] = defaultdict(float)
+        self._running: list[str] = []
+        self._started = self._last = time.perf_counter()
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        self._book()
+        self._running.append(phase)
+        try:
+            yield
+        finally:
+            self._book()
+            self._running.pop()
+
+    def _book(self) -> None:
+        now = time.perf_counter()
+        if self._running:
+            self._spent[self._running[-1]] += now - self._last
+        self._last = now
+
+    def seconds(self) -> dict[str, float]:
+        return dict(self._spent)
+
+    def total(self) -> float:
+        return time.perf_counter() - self._started
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C (or SIGTERM) only sets a flag that the loop reads between steps; the second one interrupts."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    asked = False
+
+    def handler(signum: int, frame: Any) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+
+    previous = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked
+    finally:
+        for number, old in previous.items():
+            signal.signal(number, old)

@@ -1,0 +1,181 @@
+"""The folder of a run: what it holds, who may write to it, and how a killed run finds its last whole state."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from graftrl.config import Recipe, dump_recipe, load_recipe
+from graftrl.errors import RunError
+
+
+@dataclass
+class TrainingState:
+    """Everything besides weights and optimizers that a resumed run needs.
+
+    step: finished steps. batches: prompt batches consumed (more than steps under dynamic sampling). wall_s:
+    accumulated seconds of finished steps. exact_generation: per model, whether generation log-probabilities serve as
+    `old_logprobs`. metrics: the line of the last finished step.
+    """
+
+    step: int = 0
+    batches: int = 0
+    wall_s: float = 0.0
+    exact_generation: dict[str, bool] = field(default_factory=dict)
+    best_step: int | None = None
+    best_score: float | None = None
+    metrics: dict[str, Any] | None = None
+
+
+class RunFolder:
+    """config.yaml, metrics.jsonl, rollouts/, exchange/, evaluations/, checkpoints/: see docs/run-folder.md."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.metrics = root / "metrics.jsonl"
+        self.checkpoints = root / "checkpoints"
+
+    @classmethod
+    def create(cls, root: Path, recipe: Recipe) -> RunFolder:
+        """Raises RunError where a run already lies."""
+        if (root / "config.yaml").exists():
+            raise RunError(
+                f"{root} already holds a run; continue it with 'graftrl resume {root}' or choose another --run"
+            )
+        run = cls(root)
+        with disk_errors(root):
+            root.mkdir(parents=True, exist_ok=True)
+            write_text(root / "config.yaml", dump_recipe(recipe))
+        return run
+
+    @classmethod
+    def open(cls, root: Path) -> RunFolder:
+        if not (root / "config.yaml").is_file():
+            raise RunError(f"{root} is no run folder (it has no config.yaml)")
+        return cls(root)
+
+    def recipe(self) -> Recipe:
+        return load_recipe(self.root / "config.yaml")
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Raises RunError while another process trains in this folder. The lock dies with its process."""
+        lock = FileLock(self.root / ".lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout as error:
+            raise RunError(f"{self.root} is in use by another process; wait for it or choose another --run") from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    # Steps ----------------------------------------------------------------------------------------------------------
+
+    def step_file(self, kind: str, step: int) -> Path:
+        return self.root / kind / f"step-{step:06d}.{'json' if kind == 'evaluations' else 'parquet'}"
+
+    def write_json(self, path: Path, content: dict[str, Any]) -> None:
+        write_text(path, json.dumps(content, allow_nan=False))
+
+    def append_metrics(self, line: dict[str, Any]) -> None:
+        with self.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All whole lines; a torn last line (a kill while it was written) is left out."""
+        if not self.metrics.exists():
+            return []
+        lines = self.metrics.read_text(encoding="utf-8").split("\n")
+        return [json.loads(line) for line in lines[:-1] if line]
+
+    # Checkpoints ----------------------------------------------------------------------------------------------------
+
+    def save_checkpoint(self, state: TrainingState, save: Callable[[Path], None], keep: int) -> None:
+        """Write to a temporary folder, rename, then drop all but the `keep` newest and the best.
+
+        Args:
+            save: writes the policies into the folder it is given.
+        """
+        temporary = self.checkpoints / f".step-{state.step:06d}.tmp"
+        final = self._checkpoint(state.step)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        save(temporary)
+        (temporary / "state.json").write_text(json.dumps(asdict(state)))
+        shutil.rmtree(final, ignore_errors=True)
+        temporary.rename(final)
+        kept = {*self.checkpoint_steps()[-keep:], state.best_step}
+        for step in self.checkpoint_steps():
+            if step not in kept:
+                shutil.rmtree(self._checkpoint(step))
+
+    def checkpoint_steps(self) -> list[int]:
+        return sorted(int(folder.name.removeprefix("step-")) for folder in self.checkpoints.glob("step-*"))
+
+    def latest_checkpoint(self) -> Path | None:
+        steps = self.checkpoint_steps()
+        return self._checkpoint(steps[-1]) if steps else None
+
+    def _checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step-{step:06d}"
+
+    def rewind(self) -> tuple[Path | None, TrainingState, list[str]]:
+        """Go back to the last whole checkpoint: what was written after it is dropped, to be done again.
+
+        Returns:
+            its folder (None: from the start), its state, and notes on what was found.
+        """
+        notes = []
+        for torn in self.checkpoints.glob(".step-*.tmp"):
+            shutil.rmtree(torn)
+            notes.append(f"{torn.name.strip('.').removesuffix('.tmp')}: checkpoint was cut off while being written")
+        folder = self.latest_checkpoint()
+        state = TrainingState() if folder is None else TrainingState(**json.loads((folder / "state.json").read_text()))
+        notes.append(f"resuming from {'the start' if folder is None else f'step {state.step}'}")
+        lines = [line for line in self.read_metrics() if line["step"] <= state.step]
+        if state.metrics is not None and (not lines or lines[-1]["step"] < state.step):
+            lines.append(state.metrics)  # killed between the checkpoint and the line
+        write_text(self.metrics, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
+        for kind in ("rollouts", "exchange", "evaluations"):
+            for file in (self.root / kind).glob("step-*"):
+                if int(file.stem.removeprefix("step-")) > state.step:
+                    file.unlink()
+        return folder, state, notes
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write to a temporary name and rename: a reader sees the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+@contextlib.contextmanager
+def disk_errors(root: Path) -> Iterator[None]:
+    """Turn a full or read-only disk into one clear line. Libraries report it in different exception types."""
+    try:
+        yield
+    except Exception as error:
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        full = full or any(phrase in str(error) for phrase in ("No space left", "os error 28", "File too large"))
+        if full:
+            raise RunError(
+                f"{root}: the disk is full; free some space, then 'graftrl resume {root}' goes on from the last "
+                "checkpoint"
+            ) from error
+        if isinstance(error, PermissionError):
+            raise RunError(f"{root}: cannot be written: {error.strerror}; choose another --run") from error
+        raise
