@@ -1,7 +1,7 @@
 """Tiny language models in Hugging Face format, built from a seed: same task, different architectures and tokens.
 
-All write one alphabet, and their merges give responses of about the same length with different token boundaries, so that
-a character-for-character comparison of two models is not confounded by compression.
+All write one alphabet, and their merges give responses of about the same length with different token boundaries, so
+that a comparison of two models on one text is not confounded by compression.
 """
 
 from __future__ import annotations
@@ -107,15 +107,15 @@ def _rotary(model: LabModel) -> dict[str, Any]:
     }
 
 
-def _llama(model: LabModel, common: dict[str, Any]) -> torch.nn.Module:
+def _llama(model: LabModel, common: dict[str, Any]) -> Any:
     return LlamaForCausalLM(LlamaConfig(**_rotary(model), **common))
 
 
-def _gpt_neox(model: LabModel, common: dict[str, Any]) -> torch.nn.Module:
+def _gpt_neox(model: LabModel, common: dict[str, Any]) -> Any:
     return GPTNeoXForCausalLM(GPTNeoXConfig(**_rotary(model), **common))
 
 
-def _gpt2(model: LabModel, common: dict[str, Any]) -> torch.nn.Module:
+def _gpt2(model: LabModel, common: dict[str, Any]) -> Any:
     config = GPT2Config(
         n_embd=model.hidden_size,
         n_layer=model.layers,
@@ -132,7 +132,7 @@ def _gpt2(model: LabModel, common: dict[str, Any]) -> torch.nn.Module:
     return GPT2LMHeadModel(config)
 
 
-_ARCHITECTURES: dict[Architecture, Callable[[LabModel, dict[str, Any]], torch.nn.Module]] = {
+_ARCHITECTURES: dict[Architecture, Callable[[LabModel, dict[str, Any]], Any]] = {
     "llama": _llama,
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
@@ -161,6 +161,6 @@ def build_model(model: LabModel, seed: int) -> Any:
 
 
 def save_model(network: Any, model: LabModel, folder: Path) -> None:
-    """Writes weights (safetensors), configs and tokenizer into `folder`, for `AutoModelForCausalLM` and `AutoTokenizer`."""
+    """Writes weights (safetensors), configs and tokenizer into `folder`, where transformers' Auto classes find them."""
     network.save_pretrained(folder)
     build_tokenizer(model).save_pretrained(folder)

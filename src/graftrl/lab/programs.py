@@ -2,9 +2,8 @@
 
 A prompt is a family letter and a list, `c3,1,4,1,5,9,2,6>`. Each family is a fixed program of two operations; nothing
 in the prompt says which. A response names an operation, writes the list after it, and does so once more:
-`A:6,2,9,5,1,4,1,3;E:8,6,7,5,3,2,3,9`. Only the last list is graded, so that a response is right iff the program it names
-acts as the hidden one does on this list. Knowing a family is then a prior over programs, which reinforcement learning
-sharpens, while executing a named program is a skill that both models share from the start.
+`A:6,2,9,5,1,4,1,3;E:8,6,7,5,3,2,3,9`. Only the last list is graded. Knowing a family is then a prior over programs, which
+reinforcement learning sharpens, while executing a named program is a skill that models share from the start.
 """
 
 from __future__ import annotations
@@ -168,7 +167,8 @@ def held_out(families: NDArray[np.int64], digits: Digits) -> NDArray[np.bool_]:
     key += families.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     key = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)  # the finaliser of splitmix64
     key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return ((key ^ (key >> np.uint64(31))) % np.uint64(_HELD_OUT_ONE_IN)) == 0
+    chosen: NDArray[np.bool_] = (key ^ (key >> np.uint64(31))) % np.uint64(_HELD_OUT_ONE_IN) == 0
+    return chosen
 
 
 def _make_prompt(identifier: str, family: str, digits: Digits, program: Program) -> Prompt:

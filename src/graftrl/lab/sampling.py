@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
 
 @torch.inference_mode()
@@ -21,8 +22,10 @@ def sample_fixed_length(
     # The cache's argument was renamed within transformers 5.
     cache_name = "cache" if "cache" in inspect.signature(network.forward).parameters else "past_key_values"
     mask = torch.ones((len(prompts) * samples, prompts.shape[1] + max_new_tokens), dtype=torch.int64)
-    out = network(input_ids=prompts, attention_mask=mask[::samples, : prompts.shape[1]], use_cache=True, logits_to_keep=1)
-    cache, logits = out.past_key_values, out.logits[:, -1]
+    cache = DynamicCache(config=network.config)
+    options = {"use_cache": True, cache_name: cache}
+    seen = mask[::samples, : prompts.shape[1]]
+    logits = network(input_ids=prompts, attention_mask=seen, logits_to_keep=1, **options).logits[:, -1]
     cache.batch_repeat_interleave(samples)
     logits = logits.repeat_interleave(samples, dim=0)
     finished = torch.zeros(len(logits), dtype=torch.bool)
@@ -36,5 +39,4 @@ def sample_fixed_length(
         if finished.all() or len(tokens) == max_new_tokens:
             return torch.stack(tokens, dim=1)
         seen = mask[:, : prompts.shape[1] + len(tokens)]
-        out = network(input_ids=token[:, None], attention_mask=seen, use_cache=True, **{cache_name: cache})
-        logits = out.logits[:, -1]
+        logits = network(input_ids=token[:, None], attention_mask=seen, **options).logits[:, -1]

@@ -7,7 +7,6 @@ names almost always, names the right one in about 0.4 of its responses to strong
 from __future__ import annotations
 
 import re
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -43,7 +42,7 @@ class WarmupSettings(Settings):
     """
 
     steps: int = Field(default=600, ge=1)
-    learning_rate: float = Field(default=3e-3, gt=0)
+    learning_rate: float = Field(default=4e-3, gt=0)
     linear_steps: int = Field(default=50, ge=0)
     batch_size: int = Field(default=128, ge=1)
     weight_decay: float = Field(default=0.01, ge=0)
@@ -58,7 +57,7 @@ class WarmupSettings(Settings):
 
 WARMUPS: dict[str, WarmupSettings] = {
     "A": WarmupSettings(),
-    "B": WarmupSettings(learning_rate=2e-3, strong_offset=1),
+    "B": WarmupSettings(steps=800, strong_offset=1),
     "C": WarmupSettings(strong_period=3, strong_offset=2),
 }
 
@@ -69,7 +68,7 @@ class WarmupReport(BaseModel):
     losses: mean nats per response token, one value a step.
     pass_at_1: by family. strong, weak: its means over these families (weak is nan if all are strong).
     execution: share of responses that end by EOS and execute exactly the program that they name.
-    seconds: wall-clock time of training, on one thread.
+    cpu_seconds: processor time of training.
     """
 
     model: str
@@ -79,7 +78,7 @@ class WarmupReport(BaseModel):
     strong: float
     weak: float
     execution: float
-    seconds: float
+    cpu_seconds: float
 
     @classmethod
     def read(cls, folder: Path) -> WarmupReport:
@@ -95,7 +94,10 @@ def schedule(step: int, settings: WarmupSettings) -> float:
 
 
 def _train(
-    network: Any, draw: Callable[[], tuple[Tensor, int]], settings: WarmupSettings, progress: Callable[[int, float], None]
+    network: Any,
+    draw: Callable[[], tuple[Tensor, int]],
+    settings: WarmupSettings,
+    progress: Callable[[int, float], None],
 ) -> list[float]:
     """`draw` gives ids `[batch, P + T]` and P. Returns the loss of every step."""
     optimizer = torch.optim.AdamW(
@@ -192,9 +194,9 @@ def warm_up(
             progress(f"warm-up of {model.name}: step {step + 1}/{settings.steps}, loss {loss:.3f} nats per token")
 
     network = build_model(model, seed)
-    start = time.perf_counter()
+    start = time.process_time()
     losses = _train(network, draw, settings, tell)
-    seconds = time.perf_counter() - start
+    cpu_seconds = time.process_time() - start
     pass_at_1, execution = measure(network, tokenizer, config, separator, settings.samples, seed)
     by_family = np.array(list(pass_at_1.values()))
     report = WarmupReport(
@@ -205,7 +207,7 @@ def warm_up(
         strong=float(by_family[strong].mean()) if strong.any() else float("nan"),
         weak=float(by_family[~strong].mean()) if not strong.all() else float("nan"),
         execution=execution,
-        seconds=seconds,
+        cpu_seconds=cpu_seconds,
     )
     save_model(network, model, folder)
     (folder / REPORT_FILE).write_text(report.model_dump_json(indent=1))

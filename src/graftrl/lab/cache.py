@@ -1,0 +1,123 @@
+"""Warmed-up models on disk, built once: one folder for each combination of everything that determines its contents."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+from pydantic import ValidationError
+from transformers.utils import logging as transformers_logging
+
+from graftrl.errors import RunError
+from graftrl.lab.models import LAB_MODELS, LabModel
+from graftrl.lab.programs import HiddenProgramsConfig, draw_programs
+from graftrl.lab.warmup import WARMUPS, WarmupReport, WarmupSettings, warm_up
+
+CODE_VERSION = 1  # raised with every change of the laboratory's code that changes weights or reports
+
+
+def _specify(model: LabModel, task: HiddenProgramsConfig, settings: WarmupSettings, seed: int) -> dict[str, Any]:
+    """What determines a warmed-up model, as JSON. Prompts of reinforcement learning do not, so runs with other data
+    seeds share a model; the report is measured on the prompts of data seed 0."""
+    task = task.model_copy(update={"seed": 0, "train_size": 1})
+    return {
+        "code_version": CODE_VERSION,
+        "model": asdict(model),
+        "task": task.model_dump(mode="json"),
+        "settings": settings.model_dump(mode="json"),
+        "seed": seed,
+    }
+
+
+def _hash(spec: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
+
+
+def _is_ready(folder: Path, fingerprint: str) -> bool:
+    try:
+        return WarmupReport.read(folder).fingerprint == fingerprint and (folder / "model.safetensors").is_file()
+    except (OSError, ValidationError):
+        return False
+
+
+def ensure_warm_pair(
+    cache_folder: Path,
+    task: HiddenProgramsConfig | None = None,
+    models: Sequence[LabModel] = (LAB_MODELS["A"], LAB_MODELS["B"]),
+    settings: Mapping[str, WarmupSettings] | None = None,
+    seed: int = 0,
+) -> dict[str, Path]:
+    """`{model name: folder}` of warmed-up models, building those that are missing; about a minute for A and B.
+
+    task: the default task if None. settings: warm-ups by model name, where they differ from the presets.
+    A folder is named by the model and the hash of all that determines it, and holds the weights, the tokenizer and the
+    report `warmup.json`. It is reused when the report records the same hash. Missing models are built side by side, one
+    process of one thread each, with lines of progress on standard error, and take their name only when complete.
+    Several callers may share a cache: the second waits for the first.
+
+    Raises ConfigError if the task cannot be built, RunError if a process fails.
+    """
+    task = task or HiddenProgramsConfig()
+    draw_programs(task)  # refuses an impossible task here rather than in a child's traceback
+    chosen = {**WARMUPS, **(settings or {})}
+    specs = {model.name: _specify(model, task, chosen.get(model.name, WarmupSettings()), seed) for model in models}
+    folders = {name: cache_folder / f"{name}-{_hash(spec)[:12]}" for name, spec in specs.items()}
+    cache_folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(cache_folder / ".lock"):
+        missing = {name: spec for name, spec in specs.items() if not _is_ready(folders[name], _hash(spec))}
+        with tempfile.TemporaryDirectory(dir=cache_folder, prefix=".building-") as building:
+            _build_all(missing, Path(building))
+            for name in missing:
+                if folders[name].exists():
+                    shutil.rmtree(folders[name])
+                (Path(building) / name).rename(folders[name])
+    return folders
+
+
+def _build_all(specs: Mapping[str, Mapping[str, Any]], parent: Path) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    processes: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        for name, spec in specs.items():
+            command = [sys.executable, "-m", "graftrl.lab.cache", json.dumps(spec), str(parent / name)]
+            processes[name] = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+        for name, process in processes.items():
+            if process.wait() != 0:
+                raise RunError(f"warm-up of {name} failed with exit code {process.returncode}; its messages are above")
+    finally:
+        for process in processes.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def _build(specification: str, folder: Path) -> None:
+    """The child process: warms up one model as `specification` says."""
+    torch.set_num_threads(1)
+    transformers_logging.disable_progress_bar()
+    spec = json.loads(specification)
+    folder.mkdir()
+    warm_up(
+        LabModel(**spec["model"]),
+        HiddenProgramsConfig.model_validate(spec["task"]),
+        spec["seed"],
+        folder,
+        WarmupSettings.model_validate(spec["settings"]),
+        fingerprint=_hash(spec),
+        progress=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+
+
+if __name__ == "__main__":
+    _build(sys.argv[1], Path(sys.argv[2]))
