@@ -10,9 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftrl.objective import Term, TokenBatch, clipped_surrogate, constant_divisor, sequence_mean, token_mean
+from graftrl.objective.reduction import response_limit
 from graftrl.objective.terms import TokenLoss, weighted_sum
 
-REDUCTIONS = {"token": token_mean, "sequence": sequence_mean, "constant": constant_divisor(60.0)}
+REDUCTIONS = {
+    "token": token_mean,
+    "sequence": sequence_mean,
+    "constant": constant_divisor(60.0),
+    "limit": response_limit(9),
+}
 
 lengths = st.lists(st.integers(1, 9), min_size=1, max_size=8)
 
@@ -81,6 +87,7 @@ def test_reductions_follow_their_definitions(sizes):
     assert reduced(token_mean) == pytest.approx(np.concatenate(values).mean(), abs=1e-12)
     assert reduced(sequence_mean) == pytest.approx(np.mean([row.mean() for row in values]), abs=1e-12)
     assert reduced(constant_divisor(60.0)) == pytest.approx(np.concatenate(values).sum() / 60, abs=1e-12)
+    assert reduced(response_limit(9)) == pytest.approx(np.concatenate(values).sum() / (9 * len(sizes)), abs=1e-12)
 
 
 def test_row_without_loss_tokens_still_counts_as_a_row_of_the_sequence_mean():

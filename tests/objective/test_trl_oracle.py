@@ -18,6 +18,7 @@ from graftrl.objective import (
     sequence_mean,
     token_mean,
 )
+from graftrl.objective.reduction import response_limit
 from graftrl.objective.terms import weighted_sum
 
 pytest.importorskip("trl")
@@ -101,6 +102,7 @@ def surrogate_of(batch):
         ("bnpo", token_mean),
         ("grpo", sequence_mean),
         ("dr_grpo", constant_divisor(6 * MAX_LENGTH)),
+        ("dr_grpo", response_limit(MAX_LENGTH)),
     ],
 )
 def test_clipped_surrogate_under_each_reduction(batch, loss_type, reduction):

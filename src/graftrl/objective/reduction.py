@@ -44,6 +44,7 @@ def response_limit(max_tokens: int) -> Reduction:
     """The constant divisor rows * max_tokens of the minibatch: length does not change a token's weight (Dr. GRPO)."""
 
     def reduce(lengths: ArrayLike) -> NDArray[np.float64]:
-        return constant_divisor(max(len(np.asarray(lengths)), 1) * max_tokens)(lengths)
+        lengths = np.asarray(lengths, np.int64)
+        return constant_divisor(max(len(lengths), 1) * max_tokens)(lengths)
 
     return reduce
