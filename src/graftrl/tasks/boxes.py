@@ -32,7 +32,7 @@ def last_box(response: str) -> str:
             depth += 1
         elif text == "}" and depth > 0:
             depth -= 1
-            while open_boxes and open_boxes[-1][0] == depth:
+            if open_boxes and open_boxes[-1][0] == depth:
                 start = open_boxes.pop()[1]
                 # a box that closes inside another one that never closes still counts; one inside a closed box does not
                 outermost = (start, token.start())

@@ -96,9 +96,7 @@ class VerificationPool:
             graded = self._threads.map(lambda item: self._grade_one(blob, item), distinct.values())
             grades = dict(zip(distinct, graded, strict=True))
             self.outcomes["graded"] += len(distinct)
-            for grade, outcome in grades.values():
-                if outcome:
-                    self.outcomes[outcome] += 1
+            self.outcomes.update(outcome for _, outcome in grades.values() if outcome)
         return [grades[key][0] for key in keys]
 
     def _grade_one(self, blob: bytes, item: Item) -> tuple[Grade, str]:
@@ -132,7 +130,9 @@ def grade_groups(task: Task, groups: Iterable[Group], pool: VerificationPool) ->
 def _pickled(verifier: Verifier) -> bytes:
     module = getattr(verifier, "__module__", None) or type(verifier).__module__
     if module == "__main__":
-        raise ConfigError("the verifier is defined in the main script; move it to a module of its own, workers import it")
+        raise ConfigError(
+            "the verifier is defined in the main script; move it to a module of its own, workers import it"
+        )
     try:
         return pickle.dumps(verifier)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -154,11 +154,18 @@ class _Worker:
             self.kill()
         if self._process is None:
             self._start()
-        if self._blob != blob:
-            error = self._ask(("verifier", blob), _START_LIMIT_S)
-            if error is not None:
-                raise ConfigError(f"a worker process cannot load the verifier: {error}")
-            self._blob = blob
+        if self._blob == blob:
+            return
+        try:
+            error = self._ask(("verifier", sys.path, blob), _START_LIMIT_S)
+        except (EOFError, OSError) as problem:  # TimeoutError included
+            self.kill()
+            raise RunError(
+                f"a verification worker did not start or died while loading the verifier ({type(problem).__name__})"
+            ) from problem
+        if error is not None:
+            raise ConfigError(f"a worker process cannot load the verifier: {error}")
+        self._blob = blob
 
     def grade(self, item: Item, limit_s: float) -> tuple[Grade, str]:
         """The grade, and "" or the outcome to count."""
@@ -196,11 +203,6 @@ class _Worker:
             start_new_session=True,  # its own process group: kill() reaches its children, Ctrl-C does not reach it
         )
         theirs.close()
-        try:
-            self._ask(("path", sys.path), _START_LIMIT_S)
-        except (EOFError, OSError, TimeoutError) as error:
-            self.kill()
-            raise RunError(f"a verification worker did not start: {error or type(error).__name__}") from error
 
     def _ask(self, request: tuple[Any, ...], limit_s: float) -> Any:
         self._connection.send(request)

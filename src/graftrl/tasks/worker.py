@@ -22,7 +22,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def grade_guarded(verifier: Verifier, prompt: Prompt, response: str, finish_reason: FinishReason) -> Grade:
     """The verifier's grade; an exception or a result that is no grade in [0, 1] becomes reward 0 with the reason."""
     try:
-        grade = verifier(prompt, response, finish_reason)
+        grade: object = verifier(prompt, response, finish_reason)
     except Exception as error:  # noqa: BLE001  # a verifier may raise anything, and one item must not end the run
         return Grade(0.0, f"verifier raised {type(error).__name__}: {str(error)[:200]}")
     if not isinstance(grade, Grade):
@@ -51,8 +51,8 @@ def limit_memory(limit_bytes: int) -> None:
 def serve(connection: Connection) -> None:
     """Answer requests until the parent closes its end.
 
-    Requests are `("path", sys_path)`, `("verifier", pickled verifier)` and `("grade", prompt, response, finish_reason)`;
-    each gets one answer: None or an error line for the first two, a (reward, reason) pair for the last.
+    Requests are `("verifier", sys.path, pickled verifier)`, answered by None or an error line, and
+    `("grade", prompt, response, finish_reason)`, answered by a (reward, reason) pair.
     """
     verifier: Verifier | None = None
     while True:
@@ -60,12 +60,10 @@ def serve(connection: Connection) -> None:
             request = connection.recv()
         except (EOFError, ConnectionResetError):
             return
-        if request[0] == "path":
+        if request[0] == "verifier":
             sys.path[:] = request[1]
-            connection.send(None)
-        elif request[0] == "verifier":
             try:
-                verifier = pickle.loads(request[1])
+                verifier = pickle.loads(request[2])
             except Exception as error:  # noqa: BLE001  # unpickling imports the user's module: anything can be raised
                 connection.send(f"{type(error).__name__}: {error}")
             else:

@@ -1,0 +1,88 @@
+"""From settings to a task: load, check every reference, say what was left out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from graftrl.lab.programs import HiddenProgramsConfig, build_hidden_programs
+from graftrl.rollout import Prompt
+from graftrl.tasks.base import Task, Verifier
+from graftrl.tasks.config import DataSource, FunctionConfig, MathConfig, ProblemTemplate, ReasoningGymConfig
+from graftrl.tasks.data import drop, load_prompts, refuse_duplicates
+from graftrl.tasks.functions import FunctionVerifier, function_prompts, resolve
+from graftrl.tasks.gym import build_reasoning_gym
+from graftrl.tasks.math import MathVerifier, ReferenceCheck, plain_number
+from graftrl.tasks.pool import Item, VerificationPool
+
+_REFERENCE_LIMIT_S = 5.0
+
+AnyTaskConfig = MathConfig | ReasoningGymConfig | FunctionConfig | HiddenProgramsConfig
+
+
+def build_task(config: AnyTaskConfig) -> Task:
+    """Load the task that the settings describe.
+
+    Raises ConfigError for settings that cannot work, DataError for data that cannot be read or holds nothing usable.
+    """
+    if isinstance(config, MathConfig):
+        return _build_math(config)
+    if isinstance(config, ReasoningGymConfig):
+        return build_reasoning_gym(config)
+    if isinstance(config, FunctionConfig):
+        return _build_function(config)
+    return build_hidden_programs(config)
+
+
+def _build_math(config: MathConfig) -> Task:
+    train, train_notes = _math_prompts(config.train, config)
+    validation, validation_notes = _math_prompts(config.validation, config)
+    notes = (*train_notes, *validation_notes, *_overlap(train, validation))
+    return Task("math", train, validation, MathVerifier(require_box=config.require_box), notes=notes)
+
+
+def _math_prompts(source: DataSource | None, template: ProblemTemplate) -> tuple[list[Prompt], list[str]]:
+    if source is None:
+        return [], []
+    prompts, notes = load_prompts(source, template, "math")
+    usable = _usable_references({prompt.reference for prompt in prompts})
+    kept, more = drop(
+        prompts, lambda prompt: prompt.reference in usable, source.name, "a reference that cannot be parsed"
+    )
+    return kept, notes + more
+
+
+def _usable_references(references: set[str]) -> set[str]:
+    """Those that can be graded against. Under a clock: a reference may hang the parser as well as a response."""
+    doubtful = sorted(reference for reference in references if not plain_number(reference))
+    if not doubtful:
+        return references
+    items: list[Item] = [(Prompt(reference, (), reference, "math"), "", "stop") for reference in doubtful]
+    with VerificationPool(min(4, os.cpu_count() or 1), _REFERENCE_LIMIT_S) as pool:
+        grades = pool.grade(ReferenceCheck(), items)
+    return references - {reference for reference, grade in zip(doubtful, grades, strict=True) if grade.reward < 1.0}
+
+
+def _build_function(config: FunctionConfig) -> Task:
+    resolve(config.verifier)
+    verifier: Verifier = FunctionVerifier(config.verifier)
+    train, train_notes = _own_prompts(config.prompts, config.train, config)
+    validation, validation_notes = _own_prompts(config.validation_prompts, config.validation, config)
+    notes = (*train_notes, *validation_notes, *_overlap(train, validation))
+    return Task("function", train, validation, verifier, notes=notes)
+
+
+def _own_prompts(
+    function: str | None, source: DataSource | None, template: ProblemTemplate
+) -> tuple[list[Prompt], list[str]]:
+    if function is not None:
+        prompts = function_prompts(function, "function")
+        refuse_duplicates(prompts, function)
+        return prompts, []
+    return load_prompts(source, template, "function") if source is not None else ([], [])
+
+
+def _overlap(train: Sequence[Prompt], validation: Sequence[Prompt]) -> list[str]:
+    texts = {prompt.text for prompt in train}
+    shared = sum(prompt.text in texts for prompt in validation)
+    return [f"{shared} of {len(validation)} validation prompts are also in training"] if shared else []

@@ -1,0 +1,178 @@
+"""Settings of the tasks, told apart by `kind`. `graftrl.tasks.build_task` turns one into a `Task`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from graftrl.lab.programs import HiddenProgramsConfig
+from graftrl.settings import Settings
+
+MATH_SUFFIX = r"Let's think step by step and output the final answer within \boxed{}."
+NAMED_PATTERNS = ("boxed", "tag", "first_integer", "last_integer", "first_line")
+FILE_SUFFIXES = (".jsonl", ".ndjson", ".parquet")
+
+
+class DataSource(Settings):
+    """Rows of a JSONL or Parquet file (`path`) or of a Hugging Face hub data set (`hub`, `subset`, `split`).
+
+    id_field: rows get the id `<file stem>-<row number>`, from 1, when no row has this field.
+    limit: keep that many rows, drawn with `seed`, in file order.
+    """
+
+    path: Path | None = None
+    hub: str | None = None
+    subset: str | None = None
+    split: str = "train"
+    id_field: str = "id"
+    problem_field: str = "problem"
+    answer_field: str = "answer"
+    limit: int | None = Field(default=None, ge=1)
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _one_place(self) -> DataSource:
+        if (self.path is None) == (self.hub is None):
+            raise ValueError("give either `path` or `hub`")
+        if self.path is not None and self.path.suffix not in FILE_SUFFIXES:
+            raise ValueError(f"{self.path} is none of {', '.join(FILE_SUFFIXES)}")
+        return self
+
+    @property
+    def name(self) -> str:
+        """What error messages call it."""
+        return str(self.path) if self.path is not None else f"hub:{self.hub}[{self.split}]"
+
+    @property
+    def stem(self) -> str:
+        return self.path.stem if self.path is not None else f"{str(self.hub).rpartition('/')[2]}-{self.split}"
+
+
+class ProblemTemplate(Settings):
+    """How a problem becomes chat messages: an optional system message and one user message.
+
+    The user message is the problem, a space and `suffix`; or `template` with `{problem}` replaced, and no suffix.
+    """
+
+    system: str | None = None
+    suffix: str = ""
+    template: str | None = None
+
+    @model_validator(mode="after")
+    def _template_holds_problem(self) -> ProblemTemplate:
+        if self.template is not None:
+            if "{problem}" not in self.template:
+                raise ValueError("`template` must contain {problem}")
+            if "suffix" in self.model_fields_set:
+                raise ValueError("`template` replaces `suffix`: write the suffix into the template")
+        return self
+
+    def messages(self, problem: str) -> tuple[dict[str, str], ...]:
+        if self.template is not None:  # not str.format: prompts are full of braces
+            text = self.template.replace("{problem}", problem)
+        else:
+            text = f"{problem} {self.suffix}" if self.suffix else problem
+        system = ({"role": "system", "content": self.system},) if self.system is not None else ()
+        return (*system, {"role": "user", "content": text})
+
+
+class MathConfig(ProblemTemplate):
+    r"""Problems with a mathematical answer, graded by `graftrl.tasks.math.MathVerifier` on the last \boxed{}."""
+
+    kind: Literal["math"] = "math"
+    train: DataSource
+    validation: DataSource | None = None
+    suffix: str = MATH_SUFFIX
+    require_box: bool = True
+
+
+class GymDataset(Settings):
+    """One reasoning-gym data set; `weight` is its share of the prompts relative to the others'."""
+
+    name: str
+    config: dict[str, Any] = Field(default_factory=dict)
+    weight: float = Field(default=1.0, gt=0)
+
+
+class ReasoningGymConfig(Settings):
+    """Procedural problems of the reasoning-gym library.
+
+    train_size, validation_size: prompts before repeated questions are left out of validation.
+    answer_pattern: where the answer stands in a response: "boxed" (the last box), "tag" (the last pair of <answer>
+        tags), "first_integer", "last_integer", "first_line" (the first that is not empty), or a regular expression with
+        one group, of which the last match counts.
+    template: the user message, with `{question}`; None asks for the format of `answer_pattern` after the question.
+    shots: solved examples in front of the question; their questions are in neither training nor validation.
+    """
+
+    kind: Literal["reasoning_gym"] = "reasoning_gym"
+    datasets: tuple[GymDataset, ...] = Field(min_length=1)
+    train_size: int = Field(default=10_000, ge=1)
+    validation_size: int = Field(default=200, ge=0)
+    seed: int = 0
+    answer_pattern: str = "boxed"
+    system: str | None = None
+    template: str | None = None
+    shots: int = Field(default=0, ge=0)
+
+    @field_validator("answer_pattern")
+    @classmethod
+    def _usable_pattern(cls, value: str) -> str:
+        if value not in NAMED_PATTERNS:
+            try:
+                groups = re.compile(value).groups
+            except re.error as error:
+                raise ValueError(
+                    f"{value!r} is none of {', '.join(NAMED_PATTERNS)} and no regular expression: {error}"
+                ) from error
+            if groups != 1:
+                raise ValueError(
+                    f"{value!r} is none of {', '.join(NAMED_PATTERNS)}; a regular expression needs exactly one group"
+                )
+        return value
+
+    @model_validator(mode="after")
+    def _template_holds_question(self) -> ReasoningGymConfig:
+        if self.template is not None and "{question}" not in self.template:
+            raise ValueError("`template` must contain {question}")
+        return self
+
+
+class FunctionConfig(ProblemTemplate):
+    """Your own verifier, and your own prompts or a data source. Functions are written `module:function`.
+
+    prompts, validation_prompts: called without arguments; return or yield `Prompt`s or dicts with `prompt` (text) or
+        `messages` (a list of {"role", "content"}), and optionally `id`, `answer`, `metadata`.
+    train, validation: rows of a file or hub data set instead; other fields of a row are in `prompt.metadata`.
+    verifier: called as `f(prompt, response, finish_reason)`; returns a bool, a number in [0, 1] or a `Grade`.
+    """
+
+    kind: Literal["function"] = "function"
+    prompts: str | None = None
+    validation_prompts: str | None = None
+    train: DataSource | None = None
+    validation: DataSource | None = None
+    verifier: str
+
+    @field_validator("prompts", "validation_prompts", "verifier")
+    @classmethod
+    def _names_function(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"[\w.]+:[\w.]+", value):
+            raise ValueError(f"{value!r} is not of the form module:function")
+        return value
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> FunctionConfig:
+        if (self.prompts is None) == (self.train is None):
+            raise ValueError("give either `prompts` (a function) or `train` (a data source)")
+        if self.validation_prompts is not None and self.validation is not None:
+            raise ValueError("give at most one of `validation_prompts` and `validation`")
+        return self
+
+
+TaskConfig = Annotated[
+    MathConfig | ReasoningGymConfig | FunctionConfig | HiddenProgramsConfig, Field(discriminator="kind")
+]
