@@ -6,12 +6,15 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from graftrl import __version__
 from graftrl.errors import GraftrlError
+
+if TYPE_CHECKING:
+    from graftrl.training.run_folder import RunFolder
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # waiting threads must not burn the cores of a second process
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -51,25 +54,17 @@ def train(
 
         print_dry_run(recipe)
         return
-    from graftrl.training.loop import train as run_training
-    from graftrl.training.progress import Silent, Terminal
     from graftrl.training.run_folder import RunFolder
 
-    folder = RunFolder.create(run or Path("runs") / recipe.name, recipe)
-    run_training(folder, recipe, Silent() if quiet else Terminal())
-    typer.echo(f"run folder: {folder.root}")
+    _train_in(RunFolder.create(run or Path("runs") / recipe.name, recipe), quiet)
 
 
 @app.command()
 def resume(run: Annotated[Path, typer.Argument(metavar="RUN")], quiet: QuietOption = False) -> None:
     """Continue an interrupted run from its last whole checkpoint."""
-    from graftrl.training.loop import train as run_training
-    from graftrl.training.progress import Silent, Terminal
     from graftrl.training.run_folder import RunFolder
 
-    folder = RunFolder.open(run)
-    run_training(folder, folder.recipe(), Silent() if quiet else Terminal())
-    typer.echo(f"run folder: {folder.root}")
+    _train_in(RunFolder.open(run), quiet)
 
 
 @app.command()
@@ -84,6 +79,18 @@ def grade(
 
     for line in grade_file(file, workers=workers, limit_s=limit_s, require_box=require_box):
         typer.echo(json.dumps(line, ensure_ascii=False))
+
+
+def _train_in(folder: RunFolder, quiet: bool) -> None:
+    from transformers.utils import logging as transformers_logging
+
+    from graftrl.training.loop import train as run_training
+    from graftrl.training.progress import Silent, Terminal
+
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    run_training(folder, folder.recipe(), Silent() if quiet else Terminal())
+    typer.echo(f"run folder: {folder.root}")
 
 
 def main() -> None:

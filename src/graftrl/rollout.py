@@ -98,7 +98,8 @@ class Row:
 
     prompt_token_ids:   int64 [P], after the receiver's own chat template.
     response_token_ids: int64 [T], T >= 1.
-    loss_mask:    bool [T]; True where a token enters the loss and the token counts. Comes from lengths, never from ids.
+    loss_mask:    bool [T]; True where a token enters the loss and the token counts; all tokens where it is not given.
+        Comes from lengths, never from ids.
     old_logprobs: float32 [T] under the receiver's weights when the step began; None until scored.
     advantages:   a scalar for the whole response, or float32 [T].
     weight:       multiplies the row's loss, never its token count.
@@ -110,12 +111,12 @@ class Row:
     advantages: float | NDArray[np.float32]
     kind: RowKind
     source: str
-    loss_mask: NDArray[np.bool_] = field(default=None)  # type: ignore[assignment]  # filled below
+    loss_mask: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
     old_logprobs: NDArray[np.float32] | None = None
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.loss_mask is None:
+        if len(self.loss_mask) == 0:
             self.loss_mask = np.ones(len(self.response_token_ids), dtype=np.bool_)
         if len(self.response_token_ids) == 0:
             raise ValueError(f"row of prompt {self.prompt_id!r} has no response token")

@@ -200,3 +200,11 @@ def test_padding_does_not_reach_the_sequence_ratio(padding):
 def test_row_without_loss_tokens_has_a_finite_sequence_ratio():
     some = torch.tensor([[-1.0, -2.0]])
     assert sequence_log_ratio(some, some - 1, torch.zeros(1, 2, dtype=torch.bool)).tolist() == [[0.0, 0.0]]
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_an_extreme_ratio_gives_a_finite_value_and_gradient_in_float32(advantage):
+    logprobs = torch.tensor([0.0], requires_grad=True)
+    surrogate = clipped_surrogate(logprobs, torch.tensor([-120.0]), torch.tensor([advantage]), 0.2, 0.28)
+    surrogate.sum().backward()
+    assert torch.isfinite(surrogate).all() and torch.isfinite(logprobs.grad).all()

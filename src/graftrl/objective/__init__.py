@@ -6,6 +6,7 @@ from graftrl.objective.surrogates import (
     clipped,
     clipped_surrogate,
     dual_clipped_surrogate,
+    importance_ratio,
     k3_kl,
     sequence_log_ratio,
 )
@@ -21,6 +22,7 @@ __all__ = [
     "constant_divisor",
     "dual_clipped_surrogate",
     "group_advantages",
+    "importance_ratio",
     "k3_kl",
     "sequence_log_ratio",
     "sequence_mean",

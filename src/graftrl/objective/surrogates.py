@@ -9,6 +9,14 @@ import torch
 from torch import Tensor
 
 
+_LOG_RATIO_LIMIT = 20.0  # nats; exp of more overflows float32 and turns a gradient into NaN. verl clamps there too
+
+
+def importance_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
+    """rho = exp(logprobs - old_logprobs), the log-ratio clamped to +-20 nats (GRAFT, equation 3)."""
+    return torch.exp((logprobs - old_logprobs).clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT))
+
+
 def clipped_surrogate(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float
 ) -> Tensor:
@@ -23,13 +31,13 @@ def clipped_surrogate(
     Returns:
         [..., tokens], to be maximised.
     """
-    ratio = torch.exp(logprobs - old_logprobs)
+    ratio = importance_ratio(logprobs, old_logprobs)
     return torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
 
 
 def clipped(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
     """bool [..., tokens]: the clipped surrogate is strictly smaller than the unclipped one (GRAFT, appendix H)."""
-    ratio = torch.exp(logprobs - old_logprobs)
+    ratio = importance_ratio(logprobs, old_logprobs)
     return ratio.clamp(1 - clip_low, 1 + clip_high) * advantages < ratio * advantages
 
 
