@@ -2,8 +2,8 @@
 
 A prompt is a family letter and a list, `c3,1,4,1,5,9,2,6>`. Each family is a fixed program of two operations; nothing
 in the prompt says which. A response names an operation, writes the list after it, and does so once more:
-`A:6,2,9,5,1,4,1,3;E:8,6,7,5,3,2,3,9`. Only the last list is graded. Knowing a family is then a prior over programs, which
-reinforcement learning sharpens, while executing a named program is a skill that models share from the start.
+`A:6,2,9,5,1,4,1,3;E:8,6,7,5,3,2,3,9`. Only the last list is graded. Knowing a family is then a prior over programs,
+which reinforcement learning sharpens, while executing a named program is a skill that models share from the start.
 """
 
 from __future__ import annotations

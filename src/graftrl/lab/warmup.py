@@ -1,7 +1,7 @@
 """Supervised warm-up: gives a tiny model the skill of executing programs, and a prior over each family's program.
 
-The loss is the mean negative log-likelihood of response tokens, EOS included. Afterwards a model executes the program it
-names almost always, names the right one in about 0.4 of its responses to strong families, and guesses in weak ones.
+The loss is the mean negative log-likelihood of response tokens, EOS included. Afterwards a model executes the program
+it names almost always, names the right one in about 0.4 of its responses to strong families, and guesses in weak ones.
 """
 
 from __future__ import annotations
