@@ -12,7 +12,7 @@ from graftrl.tasks.config import DataSource, FunctionConfig, MathConfig, Problem
 from graftrl.tasks.data import drop, load_prompts, refuse_duplicates
 from graftrl.tasks.functions import FunctionVerifier, function_prompts, resolve
 from graftrl.tasks.gym import build_reasoning_gym
-from graftrl.tasks.math import MathVerifier, ReferenceCheck, plain_number
+from graftrl.tasks.math import MathVerifier, ReferenceCheck, plain
 from graftrl.tasks.pool import Item, VerificationPool
 
 _REFERENCE_LIMIT_S = 5.0
@@ -54,7 +54,7 @@ def _math_prompts(source: DataSource | None, template: ProblemTemplate) -> tuple
 
 def _usable_references(references: set[str]) -> set[str]:
     """Those that can be graded against. Under a clock: a reference may hang the parser as well as a response."""
-    doubtful = sorted(reference for reference in references if not plain_number(reference))
+    doubtful = sorted(reference for reference in references if not plain(reference))
     if not doubtful:
         return references
     items: list[Item] = [(Prompt(reference, (), reference, "math"), "", "stop") for reference in doubtful]

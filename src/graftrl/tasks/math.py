@@ -14,7 +14,10 @@ from graftrl.tasks.equivalence import equal_forms, equivalent, normalize_spellin
 
 MAX_ANSWER_CHARS = 2000
 _UNBOXED_TAIL_CHARS = 500
-_PLAIN_NUMBER = re.compile(r"-?\d{1,100}(?:\.\d{1,100})?")
+_PLAIN = re.compile(
+    r"-?(?:\d{1,50}(?:\.\d{1,50})?|\d{0,9}\\[dt]?frac\{\d{1,9}\}\{\d{1,9}\}|\d{0,9}\\sqrt\{\d{1,9}\}|\d{0,9}\\pi"
+    r"|\d{1,9}\\%|\d{1,9}\^\\circ|\(-?\d{1,9}(?:, ?-?\d{1,9}){1,3}\))"
+)
 
 
 @dataclass(frozen=True)
@@ -54,9 +57,9 @@ class ReferenceCheck:
         return Grade(float(parsable(prompt.reference)), "")
 
 
-def plain_number(answer: str) -> bool:
-    """Whether the answer is an integer or decimal that needs no parser."""
-    return _PLAIN_NUMBER.fullmatch(answer) is not None
+def plain(reference: str) -> bool:
+    """Whether the reference is a number, fraction, root or tuple so plain that it surely can be parsed."""
+    return _PLAIN.fullmatch(reference) is not None
 
 
 def _verdict(correct: bool) -> Grade:
