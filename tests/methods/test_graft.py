@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from scorer import Scorer
 
+from graftrl.errors import DataError
 from graftrl.methods import GRAFT, build_method
 from graftrl.methods.graft import GRAFTSettings
 
@@ -208,3 +209,9 @@ def test_the_order_of_prompts_and_models_does_not_change_the_exchange(complement
         }
 
     assert summary(straight) == summary(other)
+
+
+def test_partial_credit_is_refused(make_group, context):
+    groups = {"A": [make_group("A", "q0", [0, 0.5])], "B": [make_group("B", "q0", [0, 1])]}
+    with pytest.raises(DataError, match="0 or 1"):
+        GRAFT(GRAFTSettings()).exchange(groups, context(Scorer(-0.5), 2))

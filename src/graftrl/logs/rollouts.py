@@ -82,7 +82,7 @@ def write_rollouts(
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(ROLLOUT_SCHEMA)
     frame = pl.DataFrame(
         [
-            pl.Series(name, values, dtype=dtype, strict=False)
+            pl.Series(name, values, dtype=dtype, strict=False).cast(dtype)  # lists of arrays keep the arrays' type
             for (name, dtype), values in zip(ROLLOUT_SCHEMA.items(), columns, strict=True)
         ]
     )

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from graftrl.errors import DataError
 from graftrl.exchange import (
     Rejected,
     compatibility_scores,
@@ -52,6 +53,7 @@ class GRAFT:
         self._objective = clip_objective(settings, ("own", "grafted"))
 
     def exchange(self, groups: Groups, context: StepContext) -> Exchange:
+        _require_binary_rewards(groups)
         successes = successes_by_model(groups)
         selected = select_complementary(
             successes,
@@ -185,6 +187,17 @@ class GRAFT:
                         "Successes score too low for this receiver: responses are short or styles differ; try "
                         "method.weighting=no_floor or a lower method.threshold"
                     )
+
+
+def _require_binary_rewards(groups: Groups) -> None:
+    for of_model in groups.values():
+        for group in of_model:
+            odd = [reward for reward in group.rewards.tolist() if reward not in (0.0, 1.0)]
+            if odd:
+                raise DataError(
+                    f"prompt {group.prompt.id!r} has reward {odd[0]:g}; graft's selection rules need rewards of 0 or 1: "
+                    "let the verifier of the task decide right or wrong, or use method grpo"
+                )
 
 
 def _transfer(

@@ -31,8 +31,8 @@ def group_advantages(
     Raises:
         ValueError: fewer than 2 rewards on the last axis, or a non-finite reward.
     """
-    given = torch.as_tensor(rewards)
-    dtype = given.dtype if given.is_floating_point() else torch.float32
+    given = rewards if isinstance(rewards, Tensor) else torch.from_numpy(np.array(rewards))  # a copy: may be read-only
+    dtype = given.dtype if isinstance(rewards, Tensor | np.ndarray) and given.is_floating_point() else torch.float32
     r = given.to(torch.float64)
     if r.ndim == 0 or r.shape[-1] < 2:
         raise ValueError("a group needs at least 2 rewards: the standard deviation of one sample is undefined")

@@ -204,20 +204,20 @@ def settle_old_logprobs(
     report: dict[str, dict[str, Any]] = {}
     terms = method.objective(0).terms
     for model, of_model in rows.items():
-        own = [row for row in of_model if row.kind == "own"]
+        kept = [row for row in of_model if row.old_logprobs is None or np.isfinite(row.old_logprobs).all()]
+        own = [row for row in kept if row.kind == "own"]
         gap = None
         if model not in state.exact_generation and own:
             with clock("scoring"):
                 gap = engine.generation_gap(model, own[:64])
             state.exact_generation[model] = gap <= EXACT_NATS
-        if not state.exact_generation.get(model, True):
+        exact = state.exact_generation.get(model, True)
+        if not exact:
             training = [row for row in own if any(term.needs_pass(row) for term in terms)]
             with clock("scoring"):
                 for row, fresh in zip(training, engine.score(model, training), strict=True):
                     row.old_logprobs = fresh
-        kept = [row for row in of_model if row.old_logprobs is None or np.isfinite(row.old_logprobs).all()]
         settled[model] = kept
-        exact = state.exact_generation.get(model, True)
         report[model] = {
             "old_logprobs": "generation" if exact else "recomputed",
             "generation_gap": gap,

@@ -1,0 +1,60 @@
+"""A pair of tiny untrained models and the recipe that trains them in a fraction of a second a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from graftrl.config import Recipe, parse_recipe
+from graftrl.lab.models import LAB_MODELS, build_model, save_model
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory) -> dict[str, str]:
+    root = tmp_path_factory.mktemp("pair")
+    for name in "AB":
+        model = LAB_MODELS[name]
+        save_model(build_model(model, seed=3), model, root / name)
+    return {name: str(root / name) for name in "AB"}
+
+
+@pytest.fixture(scope="session")
+def content(pair) -> Callable[..., dict[str, Any]]:
+    """The recipe as a mapping; keyword arguments replace whole sections."""
+
+    def make(method: Any = "graft", steps: int = 3, **sections: Any) -> dict[str, Any]:
+        recipe = {
+            "name": "toy",
+            "seed": 5,
+            "threads": 1,
+            "method": method,
+            "models": {name: {"path": path, "optimizer": {"lr": 0.01}} for name, path in pair.items()},
+            "task": {"kind": "function", "prompts": "toy_task:prompts", "verifier": "toy_task:verify"},
+            "sampling": {"max_prompt_tokens": 16, "max_response_tokens": 6},
+            "training": {"steps": steps, "prompts_per_step": 8, "group_size": 4, "minibatch_prompts": 4},
+        }
+        return {**recipe, **sections}
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_recipe(content) -> Callable[..., Recipe]:
+    return lambda *args, **sections: parse_recipe(content(*args, **sections), "test")
+
+
+@pytest.fixture
+def new_run(tmp_path) -> Path:
+    return tmp_path / "run"

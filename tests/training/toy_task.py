@@ -1,0 +1,35 @@
+"""A task that untrained models solve now and then: the first character is a digit of the prompt's parity."""
+
+import time
+
+
+def prompts():
+    for number in range(24):
+        family = "abcdefghijkl"[number % 12]
+        yield {"id": f"p{number}", "prompt": f"{family}{number % 10},1>", "answer": str(number % 2)}
+
+
+def slow_prompts():
+    time.sleep(0.2)
+    return prompts()
+
+
+def one_long_prompt():
+    yield from prompts()
+    yield {"id": "long", "prompt": "a" + "1," * 60 + "1>", "answer": "0"}
+
+
+def nothing():
+    return []
+
+
+def verify(prompt, response, finish_reason):
+    return response[:1].isdigit() and int(response[0]) % 2 == int(prompt.reference)
+
+
+def never(prompt, response, finish_reason):
+    return False
+
+
+def half(prompt, response, finish_reason):
+    return 0.5
