@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from graftrl.tasks.pool import VerificationPool
+
+# Workers import the helpers by name, so the folder has to be importable, not only readable by pytest.
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")
