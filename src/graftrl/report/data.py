@@ -1,0 +1,503 @@
+"""Run folders as tables: what the report, the quickstart and notebooks read.
+
+Every table has the columns `method` (a label that tells the runs' methods apart) and `seed`. Large files (rollouts,
+exchanges) are read lazily, only the columns that a table needs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import yaml
+
+from graftrl.errors import DataError, RunError
+from graftrl.evaluation.intervals import bootstrap_interval, paired_t_interval, t_interval
+from graftrl.logs.rollouts import read_steps
+from graftrl.training.run_folder import RunFolder
+
+BASELINE = "grpo"  # gains are against this method where it is among the runs
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder. `method` is its label among the runs read together; `config` is config.yaml as it stands."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    method: str
+
+    @property
+    def seed(self) -> int:
+        return int(self.config.get("seed", 0))
+
+    @property
+    def models(self) -> list[str]:
+        return list(self.config["models"])
+
+    @property
+    def threshold(self) -> float | None:
+        """delta of the gate, for methods that have one."""
+        value = self.config["method"].get("threshold")
+        return None if value is None else float(value)
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        return RunFolder(self.folder).read_metrics()
+
+    @property
+    def rollouts(self) -> pl.LazyFrame | None:
+        return _lazily(self.folder / "rollouts")
+
+    @property
+    def transfers(self) -> pl.LazyFrame | None:
+        """None when no peer response was ever transferred."""
+        return _lazily(self.folder / "exchange")
+
+    @cached_property
+    def evaluations(self) -> dict[int, dict[str, Any]]:
+        """By step: the contents of evaluations/step-N.json."""
+        files = sorted((self.folder / "evaluations").glob("step-*.json"))
+        contents = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+        return {int(content["step"]): content for content in contents}
+
+    @property
+    def last_step(self) -> int:
+        return int(self.metrics[-1]["step"]) if self.metrics else 0
+
+    @property
+    def final_evaluation(self) -> dict[str, Any] | None:
+        """None for a run that is not finished or was not evaluated at its end."""
+        planned = self.config.get("training", {}).get("steps")
+        if self.last_step == 0 or (planned is not None and self.last_step < planned):
+            return None
+        return self.evaluations.get(self.last_step)
+
+
+def read_runs(folders: Sequence[Path]) -> list[Run]:
+    """The runs of some folders, labelled: `grpo`, or `graft (weighting=none)` where runs of one method differ.
+
+    Raises:
+        RunError: a folder is no run folder, or its config.yaml cannot be read.
+    """
+    configs = {folder: _read_config(folder) for folder in folders}
+    if not configs:
+        raise RunError("no run folder was given")
+    labels = _labels(configs)
+    return [Run(folder, config, labels[folder]) for folder, config in configs.items()]
+
+
+def methods_of(runs: Sequence[Run]) -> list[str]:
+    """Labels in order of first appearance, the baseline first."""
+    labels = list(dict.fromkeys(run.method for run in runs))
+    return sorted(labels, key=lambda label: label != BASELINE)
+
+
+def models_of(runs: Sequence[Run]) -> list[str]:
+    return list(dict.fromkeys(model for run in runs for model in run.models))
+
+
+# Scores ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Score:
+    """A method's final pass@1 on the validation prompts. half_width: of the 95 % t interval over seeds, None for one.
+
+    gain, gain_half_width: over the baseline, paired by seed; None for the baseline or without it.
+    """
+
+    seeds: dict[int, float]
+    mean: float
+    half_width: float | None
+    gain: float | None = None
+    gain_half_width: float | None = None
+    gains: dict[int, float] | None = None
+
+
+@dataclass(frozen=True)
+class ModelScores:
+    """before: pass@1 before training with its 95 % bootstrap interval over problems, None if it was not measured."""
+
+    before: tuple[float, float, float] | None
+    methods: dict[str, Score]
+
+
+def scores(runs: Sequence[Run]) -> dict[str, ModelScores]:
+    """Per model. Only finished runs count: those with an evaluation after their last step."""
+    final = {model: _final_scores(runs, model) for model in models_of(runs)}
+    return {
+        model: ModelScores(_before(runs, model), _with_gains(by_method))
+        for model, by_method in final.items()
+        if by_method
+    }
+
+
+def _final_scores(runs: Sequence[Run], model: str) -> dict[str, dict[int, float]]:
+    found: dict[str, dict[int, float]] = {method: {} for method in methods_of(runs)}
+    for run in runs:
+        final = run.final_evaluation
+        if final is not None and model in final["results"]:
+            found[run.method][run.seed] = float(final["results"][model]["pass_at_1"])
+    return {method: seeds for method, seeds in found.items() if seeds}
+
+
+def _with_gains(by_method: Mapping[str, dict[int, float]]) -> dict[str, Score]:
+    baseline = by_method.get(BASELINE, {})
+    result = {}
+    for method, seeds in by_method.items():
+        mean, half = t_interval(list(seeds.values()))
+        shared = [seed for seed in seeds if seed in baseline]
+        if method == BASELINE or not shared:
+            result[method] = Score(seeds, mean, half)
+            continue
+        gain, gain_half = paired_t_interval([seeds[s] for s in shared], [baseline[s] for s in shared])
+        result[method] = Score(seeds, mean, half, gain, gain_half, {s: seeds[s] - baseline[s] for s in shared})
+    return result
+
+
+def _before(runs: Sequence[Run], model: str) -> tuple[float, float, float] | None:
+    """Over problems: each problem's share of right samples in all seeds' evaluations at step 0.
+
+    Runs of one seed evaluate the same models with the same draws, so each seed counts once.
+    """
+    right: dict[str, list[float]] = {}
+    seen: set[int] = set()
+    for run in runs:
+        evaluation = run.evaluations.get(0)
+        if evaluation is None or model not in evaluation["successes"] or run.seed in seen:
+            continue
+        seen.add(run.seed)
+        samples = int(evaluation["results"][model]["samples"])
+        for problem, successes in evaluation["successes"][model].items():
+            right.setdefault(problem, []).append(successes / samples)
+    return bootstrap_interval([float(np.mean(values)) for values in right.values()]) if right else None
+
+
+# Tables from metrics.jsonl --------------------------------------------------------------------------------------------
+
+
+def learning_table(runs: Sequence[Run]) -> pl.DataFrame:
+    """One row per run, step and model: reward and group shares, clipped-token fractions by kind of row."""
+    rows = [
+        {
+            "method": run.method,
+            "seed": run.seed,
+            "step": line["step"],
+            "model": model,
+            "reward_mean": values.get("reward_mean"),
+            "pass_at_n": values.get("pass_at_n"),
+            "all_fail": values.get("all_fail"),
+            "response_tokens_mean": values.get("response_tokens_mean"),
+            "entropy": values.get("entropy"),
+            "grad_norm": values.get("grad_norm"),
+        }
+        for run in runs
+        for line in run.metrics
+        for model, values in line["models"].items()
+    ]
+    floats = ("reward_mean", "pass_at_n", "all_fail", "response_tokens_mean", "entropy", "grad_norm")
+    return _frame(rows, ("step", "model"), floats)
+
+
+def validation_table(runs: Sequence[Run]) -> pl.DataFrame:
+    """One row per run, evaluated step and model: pass@1."""
+    rows = [
+        {"method": run.method, "seed": run.seed, "step": step, "model": model, "pass_at_1": result["pass_at_1"]}
+        for run in runs
+        for step, evaluation in run.evaluations.items()
+        for model, result in evaluation["results"].items()
+    ]
+    return _frame(rows, ("step", "model"), ("pass_at_1",))
+
+
+def clipping_table(runs: Sequence[Run]) -> pl.DataFrame:
+    """One row per run, step, model and kind of row (own, grafted, ...): loss tokens and clipped ones."""
+    rows = [
+        {
+            "method": run.method,
+            "seed": run.seed,
+            "step": line["step"],
+            "model": model,
+            "kind": kind,
+            "tokens": tokens,
+            "clipped": values["clipped_tokens"].get(kind, 0),
+        }
+        for run in runs
+        for line in run.metrics
+        for model, values in line["models"].items()
+        for kind, tokens in values.get("trained_tokens", {}).items()
+    ]
+    return _frame(rows, ("step", "model", "kind"), ("tokens", "clipped"))
+
+
+EXCHANGE_COUNTS = ("candidates", "selected", "responses", "admitted_successes", "admitted_failures", "gated")
+
+
+def exchange_table(runs: Sequence[Run]) -> pl.DataFrame:
+    """One row per run, step and direction ("source->receiver"): counts of prompts and responses."""
+    rows = [
+        {
+            "method": run.method,
+            "seed": run.seed,
+            "step": line["step"],
+            "direction": direction,
+            **{name: counts.get(name, 0) for name in EXCHANGE_COUNTS},
+            "rejected": sum(counts.get("rejected", {}).values()),
+        }
+        for run in runs
+        for line in run.metrics
+        for direction, counts in line["exchange"].items()
+    ]
+    return _frame(rows, ("step", "direction"), (*EXCHANGE_COUNTS, "rejected"))
+
+
+def phase_table(runs: Sequence[Run]) -> pl.DataFrame:
+    """One row per run and phase: seconds in all steps."""
+    rows = []
+    for run in runs:
+        seconds: dict[str, float] = {}
+        for line in run.metrics:
+            for phase, spent in line["phase_s"].items():
+                seconds[phase] = seconds.get(phase, 0.0) + spent
+            seconds["other"] = seconds.get("other", 0.0) + line["step_s"] - sum(line["phase_s"].values())
+        rows += [
+            {"method": run.method, "seed": run.seed, "phase": phase, "seconds": spent}
+            for phase, spent in seconds.items()
+        ]
+    return _frame(rows, ("phase",), ("seconds",))
+
+
+def cost_table(runs: Sequence[Run]) -> pl.DataFrame:
+    """One row per run: steps, tokens of all models, seconds. trained_tokens enter the loss; passed_tokens went through
+    a forward and backward pass, prompts included."""
+    rows = []
+    for run in runs:
+        models = [values for line in run.metrics for values in line["models"].values()]
+        rows.append(
+            {
+                "method": run.method,
+                "seed": run.seed,
+                "steps": float(run.last_step),
+                "sampled_tokens": float(sum(values.get("sampled_tokens", 0) for values in models)),
+                "trained_tokens": float(sum(sum(values.get("trained_tokens", {}).values()) for values in models)),
+                "passed_tokens": float(sum(values.get("passed_tokens", 0) for values in models)),
+                "wall_s": float(run.metrics[-1]["wall_s"]) if run.metrics else 0.0,
+            }
+        )
+    return _frame(rows, (), ("steps", "sampled_tokens", "trained_tokens", "passed_tokens", "wall_s"))
+
+
+# Tables from Parquet files --------------------------------------------------------------------------------------------
+
+
+def complementarity_table(runs: Sequence[Run]) -> pl.DataFrame:
+    """One row per run, step and model: prompts on which all its responses fail, and those of them that a peer solves.
+
+    Counted from the rollouts, so it exists for methods without an exchange too.
+    """
+    frames = []
+    for run in runs:
+        rollouts = run.rollouts
+        if rollouts is None or len(run.models) < 2:
+            continue
+        groups = rollouts.group_by("step", "model", "prompt_id").agg(k=(pl.col("reward") == 1.0).sum())
+        by_prompt = groups.with_columns(
+            best_peer=pl.max_horizontal(
+                *[
+                    pl.when(pl.col("model") != peer)
+                    .then(pl.col("k").filter(pl.col("model") == peer).max().over("step", "prompt_id"))
+                    .otherwise(None)
+                    for peer in run.models
+                ]
+            )
+        )
+        frames.append(
+            by_prompt.group_by("step", "model")
+            .agg(
+                prompts=pl.len().cast(pl.Float64),
+                all_fail=(pl.col("k") == 0).sum().cast(pl.Float64),
+                solved_by_peer=((pl.col("k") == 0) & (pl.col("best_peer") >= 1)).sum().cast(pl.Float64),
+            )
+            .select(
+                pl.lit(run.method).alias("method"),
+                pl.lit(run.seed).cast(pl.Int64).alias("seed"),
+                pl.col("step").cast(pl.Int64),
+                "model", "prompts", "all_fail", "solved_by_peer",
+            )
+        )  # fmt: skip
+    if not frames:
+        return _frame([], ("step", "model"), ("prompts", "all_fail", "solved_by_peer"))
+    return pl.concat(frames).sort("method", "seed", "step", "model").collect()
+
+
+def score_table(runs: Sequence[Run]) -> pl.DataFrame:
+    """One row per transferred response that has a compatibility score: direction, s, reward, status."""
+    frames = []
+    for run in runs:
+        transfers = run.transfers
+        if transfers is not None:
+            frames.append(
+                transfers.filter(pl.col("score").is_not_null()).select(
+                    pl.lit(run.method).alias("method"),
+                    pl.lit(run.seed).cast(pl.Int64).alias("seed"),
+                    pl.col("step").cast(pl.Int64),
+                    pl.format("{}->{}", "source", "receiver").alias("direction"),
+                    "score",
+                    "reward",
+                    "status",
+                )
+            )
+    if not frames:
+        empty = _frame([], ("step", "direction"), ("score", "reward"))
+        return empty.with_columns(status=pl.lit("", pl.String))
+    return pl.concat(frames).collect()
+
+
+@dataclass(frozen=True)
+class Graft:
+    """One prompt whose group was replaced: what the receiver tried, and the peer's group as the receiver saw it.
+
+    own: columns text, reward. peer: text, reward, score, weight, advantage, status, reason.
+    """
+
+    run: Run
+    step: int
+    receiver: str
+    source: str
+    prompt: str
+    reference: str
+    own: pl.DataFrame
+    peer: pl.DataFrame
+
+
+def example_grafts(runs: Sequence[Run], count: int = 3) -> list[Graft]:
+    """Grafts that show the rule at work: some responses admitted, preferably some gated, from all directions and from
+    the beginning to the end of the exchange. Fewer if there are not as many; the same ones for the same runs."""
+    for run in runs:
+        transfers = run.transfers
+        if transfers is None or run.rollouts is None:
+            continue
+        grafts = (
+            transfers.group_by("step", "receiver", "source", "prompt_id")
+            .agg(
+                telling=((pl.col("status") == "admitted") & (pl.col("reward") == 1.0)).any().cast(pl.Int32)
+                + ((pl.col("status") == "admitted").any() & (pl.col("status") != "admitted").any()).cast(pl.Int32)
+            )
+            .sort("step", "receiver", "prompt_id")
+            .collect()
+        )
+        if len(grafts):
+            return [_read_graft(run, chosen) for chosen in _spread(grafts, count)]
+    return []
+
+
+def _spread(grafts: pl.DataFrame, count: int) -> list[dict[str, Any]]:
+    """Directions in turn; within a direction the most telling ones, evenly over its steps."""
+    by_direction = [
+        of.filter(pl.col("telling") == pl.col("telling").max()).to_dicts()
+        for of in grafts.partition_by("receiver", "source", maintain_order=True)
+    ]
+    pools = [pool for pool in by_direction if pool]
+    chosen: list[dict[str, Any]] = []
+    for i in range(count):
+        pool = pools[i % len(pools)]
+        position = round(i * (len(pool) - 1) / max(count - 1, 1))
+        if pool[position] not in chosen:
+            chosen.append(pool[position])
+    rest = [graft for graft in grafts.to_dicts() if graft not in chosen]
+    return sorted([*chosen, *rest[: count - len(chosen)]], key=lambda graft: graft["step"])
+
+
+def _read_graft(run: Run, chosen: Mapping[str, Any]) -> Graft:
+    rollouts, transfers = run.rollouts, run.transfers
+    if rollouts is None or transfers is None:
+        raise DataError(f"{run.folder}: the rollout log went away while it was read")
+    here = (pl.col("step") == chosen["step"]) & (pl.col("prompt_id") == chosen["prompt_id"])
+    responses = (
+        rollouts.filter(here)
+        .select("model", "response_index", "messages", "reference", "text", "reward")
+        .sort("response_index")
+        .collect()
+    )
+    moved = (
+        transfers.filter(here & (pl.col("receiver") == chosen["receiver"]) & (pl.col("source") == chosen["source"]))
+        .select("response_index", "score", "weight", "advantage", "status", "reason")
+        .collect()
+    )
+    peer = responses.filter(pl.col("model") == chosen["source"]).join(
+        moved, on="response_index", how="left", maintain_order="left"
+    )
+    first = responses.row(0, named=True)
+    return Graft(
+        run=run,
+        step=int(chosen["step"]),
+        receiver=str(chosen["receiver"]),
+        source=str(chosen["source"]),
+        prompt="\n".join(message["content"] for message in first["messages"]),
+        reference=str(first["reference"]),
+        own=responses.filter(pl.col("model") == chosen["receiver"]).select("text", "reward"),
+        peer=peer.select("text", "reward", "score", "weight", "advantage", "status", "reason"),
+    )
+
+
+# Pieces ---------------------------------------------------------------------------------------------------------------
+
+
+def _lazily(folder: Path) -> pl.LazyFrame | None:
+    return read_steps(folder) if next(folder.glob("step-*.parquet"), None) is not None else None
+
+
+def _frame(rows: list[dict[str, Any]], keys: Sequence[str], numbers: Sequence[str]) -> pl.DataFrame:
+    text = {"method", "model", "direction", "kind", "phase"}
+    schema: dict[str, Any] = {
+        **{key: pl.String if key in text else pl.Int64 for key in ("method", "seed", *keys)},
+        **dict.fromkeys(numbers, pl.Float64),
+    }
+    return pl.DataFrame(rows, schema=schema, orient="row", strict=False)
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.yaml"
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise RunError(f"{folder} is no run folder (it has no config.yaml)") from error
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise RunError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(config, dict) or not isinstance(config.get("method"), dict) or not config.get("models"):
+        raise RunError(f"{path}: not the config of a run")
+    return config
+
+
+def _labels(configs: Mapping[Path, Mapping[str, Any]]) -> dict[Path, str]:
+    by_name: dict[str, list[Path]] = {}
+    for folder, config in configs.items():
+        by_name.setdefault(str(config["method"]["name"]), []).append(folder)
+    labels = {}
+    for name, folders in by_name.items():
+        flat = {folder: dict(_settings(configs[folder])) for folder in folders}
+        keys = {key for settings in flat.values() for key in settings}
+        differing = sorted(key for key in keys if len({repr(flat[f].get(key)) for f in folders}) > 1)
+        for folder in folders:
+            given = [f"{key.removeprefix('method.')}={flat[folder].get(key)}" for key in differing]
+            labels[folder] = f"{name} ({', '.join(given)})" if given else name
+    return labels
+
+
+def _settings(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Flattened, without what may differ between seeds of one setting: the run's name, its seed, its models' paths."""
+    for key, value in config.items():
+        name = prefix + str(key)
+        if name in ("name", "seed", "threads") or (name.startswith("models.") and name.endswith(".path")):
+            continue
+        if isinstance(value, Mapping):
+            yield from _settings(value, f"{name}.")
+        else:
+            yield name, value

@@ -1,0 +1,311 @@
+"""The report: one self-contained HTML page, without scripts and without anything to be fetched.
+
+What models wrote is untrusted: every text goes through `html.escape`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+import polars as pl
+import yaml
+
+from graftrl import __version__
+from graftrl.report import plots
+from graftrl.report.data import (
+    BASELINE,
+    Graft,
+    Run,
+    cost_table,
+    example_grafts,
+    exchange_table,
+    methods_of,
+    models_of,
+    read_runs,
+    score_table,
+    scores,
+)
+from graftrl.training.run_folder import write_text
+
+_LONGEST_TEXT = 4000  # characters shown of a prompt or response
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1d2430; --soft: #5b6675; --paper: #fbfbfc; --card: #ffffff; --line: #dfe3e9;
+        --good: #1c7c71; --bad: #b04a1d; --mark: #eef3fb; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e4e8ee; --soft: #9aa5b4; --paper: #14171c; --card: #1b1f26; --line: #313844; --good: #4cc3b4;
+          --bad: #f0946a; --mark: #202938; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--paper); color: var(--ink); font: 16px/1.55 system-ui, sans-serif; }
+main { max-width: 62rem; margin: 0 auto; padding: 2.2rem 1.2rem 4rem; }
+h1 { font-size: 1.75rem; line-height: 1.25; margin: 0 0 .3rem; }
+h2 { font-size: 1.2rem; margin: 2.6rem 0 .4rem; }
+h3 { font-size: 1rem; margin: 1.5rem 0 .4rem; }
+p { margin: .4rem 0 .8rem; max-width: 46rem; }
+.soft, figcaption { color: var(--soft); }
+figure { margin: .8rem 0; padding: .8rem; background: var(--card); border: 1px solid var(--line); border-radius: 8px; }
+figure svg { display: block; width: 100%; height: auto; }
+figcaption { font-size: .88rem; margin-top: .5rem; }
+.scroll { overflow-x: auto; margin: .8rem 0; }
+table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabular-nums; min-width: 50%; }
+th, td { padding: .35rem .8rem .35rem 0; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top;
+         white-space: nowrap; }
+th { color: var(--soft); font-weight: 600; }
+th:first-child, td:first-child { text-align: left; }
+td.text { white-space: pre-wrap; overflow-wrap: anywhere; text-align: left; font: .84rem/1.45 ui-monospace, monospace;
+          min-width: 16rem; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; font: .84rem/1.45 ui-monospace, monospace;
+      background: var(--mark); padding: .6rem .8rem; border-radius: 6px; margin: .4rem 0; }
+article { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: .2rem 1.1rem .8rem;
+          margin: 1rem 0; }
+.good { color: var(--good); font-weight: 600; }
+.bad { color: var(--bad); font-weight: 600; }
+summary { cursor: pointer; color: var(--soft); }
+"""
+
+
+def write_report(runs: Sequence[Run], path: Path, title: str) -> Path:
+    """Write the page about some runs of `read_runs`; an existing file is replaced as a whole."""
+    write_text(path, render_report(runs, title))
+    return path
+
+
+def report_folders(folders: Sequence[Path], path: Path, title: str) -> Path:
+    """The same, from run folders."""
+    return write_report(read_runs(folders), path, title)
+
+
+def render_report(runs: Sequence[Run], title: str) -> str:
+    """The page as a string.
+
+    Raises:
+        ConfigError: matplotlib is missing.
+    """
+    plots.require_matplotlib()
+    sections = [
+        _results(runs),
+        _learning(runs),
+        *_exchanges(runs),
+        _complementarity(runs),
+        _clipping(runs),
+        _cost(runs),
+        _examples(runs),
+        _settings(runs),
+    ]
+    seeds = sorted({run.seed for run in runs})
+    lead = (
+        f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}: {', '.join(methods_of(runs))} on models "
+        f"{', '.join(models_of(runs))}, {'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
+    )
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n"
+        f'<header><h1>{escape(title)}</h1><p class="soft">{escape(lead)}</p></header>\n'
+        + "\n".join(section for section in sections if section)
+        + f'\n<p class="soft">graftrl {escape(__version__)}</p>\n</main>\n</body>\n</html>\n'
+    )
+
+
+# Sections -------------------------------------------------------------------------------------------------------------
+
+
+def _results(runs: Sequence[Run]) -> str:
+    by_model = scores(runs)
+    if not by_model:
+        return section("Results", "No run has finished with an evaluation yet.")
+    methods = [m for m in methods_of(runs) if any(m in of_model.methods for of_model in by_model.values())]
+    compared = [m for m in methods if m != BASELINE] if BASELINE in methods else []
+    rows = []
+    for model, of_model in by_model.items():
+        before = "" if of_model.before is None else "{:.3f} [{:.3f}, {:.3f}]".format(*of_model.before)
+        cells = [model, before]
+        for method in methods:
+            score = of_model.methods.get(method)
+            cells.append("" if score is None else plus_minus(score.mean, score.half_width))
+        for method in compared:
+            score = of_model.methods.get(method)
+            cells.append(
+                "" if score is None or score.gain is None else plus_minus(score.gain, score.gain_half_width, "+")
+            )
+        rows.append(cells)
+    gains = [f"{method} − {BASELINE}" for method in compared]
+    return section(
+        "Results",
+        "pass@1 on the validation prompts, which are never trained on. Before training: mean and 95 % bootstrap "
+        "interval over prompts. After: mean over seeds ± half-width of the 95 % t interval. Differences are paired by "
+        "seed.",
+        table(["model", "before", *methods, *gains], rows),
+    )
+
+
+def _learning(runs: Sequence[Run]) -> str:
+    return section(
+        "Learning curves",
+        f"Lines: mean reward of the training rollouts, smoothed over {plots.SMOOTHING} steps; bands reach from the "
+        "lowest to the highest seed. Dots: pass@1 on the validation prompts.",
+        figure(plots.learning_curves(runs)),
+    )
+
+
+def _exchanges(runs: Sequence[Run]) -> list[str]:
+    found = []
+    for method in methods_of(runs):
+        of_method = [run for run in runs if run.method == method]
+        if exchange_table(of_method).is_empty():
+            continue
+        body = figure(
+            plots.exchange_counts(of_method),
+            "Above: prompts on which the receiver always fails and the peer sometimes succeeds (candidates), and those "
+            "whose group was replaced (selected). Below: peer responses that passed the gate. Means over seeds.",
+        )
+        if score_table(of_method).is_empty():
+            body += "<p>No peer response was transferred in these runs.</p>"
+        else:
+            body += figure(
+                plots.score_histogram(of_method),
+                "Compatibility s = exp(mean log-probability per token under the receiver − under the source) of every "
+                "transferred response. Responses at or below δ get weight 0; the others min(s, 1).",
+            )
+        found.append(section(f"Exchange: {method}", "", body))
+    return found
+
+
+def _complementarity(runs: Sequence[Run]) -> str:
+    if all(len(run.models) < 2 or run.rollouts is None for run in runs):
+        return ""
+    return section(
+        "Complementarity",
+        "How often all of a model's responses to a prompt fail, and how often a peer then has at least one success: "
+        "what an exchange could win. Counted from the rollouts, whether or not the method exchanges.",
+        figure(plots.complementarity(runs)),
+    )
+
+
+def _clipping(runs: Sequence[Run]) -> str:
+    return section(
+        "Clipped tokens",
+        "Share of loss tokens whose clipped surrogate is strictly smaller than the unclipped one, for a model's own "
+        "responses and for grafted ones. Such tokens give no gradient.",
+        figure(plots.clipped_fractions(runs)),
+    )
+
+
+def _cost(runs: Sequence[Run]) -> str:
+    frame = cost_table(runs)
+    rows = []
+    for method in methods_of(runs):
+        means = frame.filter(method=method).select(pl.exclude("method", "seed").mean()).row(0, named=True)
+        rows.append(
+            [
+                method,
+                str(frame.filter(method=method).height),
+                *(f"{means[name]:,.0f}" for name in ("steps", "sampled_tokens", "trained_tokens", "passed_tokens")),
+                f"{means['wall_s']:,.1f}",
+            ]
+        )
+    headers = ["method", "runs", "steps", "sampled tokens", "trained tokens", "passed tokens", "training, s"]
+    return section(
+        "Cost",
+        "Means over runs, all models together. Trained tokens enter the loss; passed tokens, prompts included, went "
+        "through a forward and backward pass (rows without a gradient are spared it). Seconds leave out evaluation.",
+        table(headers, rows) + figure(plots.phases(runs), "Where the time goes, evaluation included."),
+    )
+
+
+def _examples(runs: Sequence[Run]) -> str:
+    grafts = example_grafts(runs)
+    if not grafts:
+        return section("Example grafts", "No group was replaced in these runs.")
+    return section(
+        "Example grafts",
+        "Prompts on which all of the receiver's responses failed, and the peer's group that took their place. s: "
+        "compatibility; w: weight in the loss; advantages come from the peer's whole group.",
+        "".join(_example(graft) for graft in grafts),
+    )
+
+
+def _example(graft: Graft) -> str:
+    own = [[_text(row["text"]), _reward(row["reward"])] for row in graft.own.iter_rows(named=True)]
+    peer = [
+        [
+            _text(row["text"]),
+            _reward(row["reward"]),
+            _number(row["score"]),
+            _number(row["weight"]),
+            _number(row["advantage"], "+.3f"),
+            _status(row["status"], row["reason"]),
+        ]
+        for row in graft.peer.iter_rows(named=True)
+    ]
+    return (
+        f"<article><h3>Step {graft.step}: {escape(graft.source)} → {escape(graft.receiver)}</h3>"
+        f"<pre>{escape(_cut(graft.prompt))}</pre>"
+        f'<p class="soft">reference answer: <code>{escape(_cut(graft.reference))}</code></p>'
+        f"<h3>{escape(graft.receiver)}'s own group, dropped</h3>{_raw_table(['response', 'reward'], own)}"
+        f"<h3>{escape(graft.source)}'s group, in its place</h3>"
+        f"{_raw_table(['response', 'reward', 's', 'w', 'advantage', 'status'], peer)}</article>"
+    )
+
+
+def _settings(runs: Sequence[Run]) -> str:
+    blocks = []
+    for method in methods_of(runs):
+        run = next(run for run in runs if run.method == method)
+        text = yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True)
+        summary = f"<summary>{escape(method)} ({escape(str(run.folder))})</summary>"
+        blocks.append(f"<details>{summary}<pre>{escape(text)}</pre></details>")
+    return section("Settings", "The complete recipe of one run of each method, defaults included.", "".join(blocks))
+
+
+# Pieces ---------------------------------------------------------------------------------------------------------------
+
+
+def section(title: str, intro: str, body: str = "") -> str:
+    """`body` is HTML; title and introduction are text."""
+    lead = f"<p>{escape(intro)}</p>" if intro else ""
+    return f"<section><h2>{escape(title)}</h2>{lead}{body}</section>"
+
+
+def figure(svg: str, caption: str = "") -> str:
+    below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    return f"<figure>{svg}{below}</figure>"
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of texts, escaped here; the first column is aligned left."""
+    return _raw_table(headers, [[f"<td>{escape(cell)}</td>" for cell in row] for row in rows])
+
+
+def _raw_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(header)}</th>" for header in headers)
+    body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def plus_minus(mean: float, half_width: float | None, sign: str = "") -> str:
+    """`+0.071 ± 0.029`; the mean alone without an interval."""
+    return f"{mean:{sign}.3f}" + ("" if half_width is None else f" ± {half_width:.3f}")
+
+
+def _text(text: str) -> str:
+    return f'<td class="text">{escape(_cut(text))}</td>'
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]} … ({len(text):,} characters)"
+
+
+def _number(value: float | None, form: str = ".3f") -> str:
+    return "<td></td>" if value is None else f"<td>{value:{form}}</td>"
+
+
+def _reward(value: float) -> str:
+    return f'<td class="{"good" if value == 1.0 else "bad"}">{value:g}</td>'
+
+
+def _status(status: str | None, reason: str | None) -> str:
+    shown = (status or "") + (f" ({reason})" if reason else "")
+    return f'<td class="{"good" if status == "admitted" else "bad"}">{escape(shown)}</td>'
