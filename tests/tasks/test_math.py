@@ -9,7 +9,7 @@ import pytest
 from task_helpers import prompt
 
 from graftrl.tasks.base import Grade
-from graftrl.tasks.math import MathVerifier
+from graftrl.tasks.math import MathVerifier, ReferenceCheck
 from graftrl.tasks.pool import Item, VerificationPool
 
 TOWER = r"\boxed{10^{(5^{5^{5^{5^{5}}} \cdot \log_{10}(5)} - 4)}}"
@@ -71,3 +71,9 @@ def test_every_reference_of_a_benchmark_equals_itself(shared_data: Path, pool: V
     items: list[Item] = [(prompt(row["answer"], row["id"]), rf"So \boxed{{{row['answer']}}}.", "stop") for row in rows]
     grades = pool.grade(MathVerifier(), items)
     assert [(row["id"], row["answer"]) for row, grade in zip(rows, grades, strict=True) if grade.reward != 1.0] == []
+
+
+def test_every_reference_of_math500_can_be_parsed(shared_data: Path, pool: VerificationPool) -> None:
+    rows = [json.loads(line) for line in (shared_data / "math500.jsonl").open()]
+    items: list[Item] = [(prompt(row["answer"], row["id"]), "", "stop") for row in rows]
+    assert all(grade.reward == 1.0 for grade in pool.grade(ReferenceCheck(), items))

@@ -53,7 +53,7 @@ _REWRITES = (
     (re.compile(r"((?<![A-Za-z\\])[A-Za-z]|[\d})])i(?![A-Za-z])"), r"\1 i"),
     (re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+"), lambda match: "^{" + match.group().translate(_SUPERSCRIPTS) + "}"),
     (re.compile(r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\w+))"), lambda m: rf"\sqrt{{{m[1] or m[2] or m[3]}}}"),
-    (re.compile(r"(?<=\d)(?:\\[,;: ]|,\\!|\{,\})(?=\d{3}(?!\d))"), ""),  # 10\,080 and 29,\!322
+    (re.compile(r"(?<=\d)(?:\\[,;: ]|,\s*\\!\s*|\{,\})(?=\d{3}(?!\d))"), ""),  # 10\,080 and 29,\!322
     (re.compile(r"\\frac\s*(\\pi|\d)\s*(\\pi|\d)"), r"\\frac{\1}{\2}"),
     (re.compile(r"\\[hv]?phantom\s*(?:\{[^{}]*\}|.)"), ""),
     (re.compile(r"_\{?\\(max|min|odot|oplus)\}?(?![A-Za-z])"), r"_{\1}"),
@@ -101,6 +101,7 @@ _UNIT = re.compile(r"(?<=[\d}\s])\s*(?P<name>[A-Za-z]+)\.?\s*(?:\^\{?(?P<power>[
 _TRAILING_TEXT = re.compile(r"(?<=[\w})%\s])(?<![,;=]\s)\s*\\(?:text|mathrm|mbox)\s*\{[^{}]*\}\s*(?:\^\{?\d\}?)?$")
 _TRAILING_SPACE = re.compile(r"(?:\\[ ,;:!]|\s|~|\\$)+$")
 _TRAILING_WORDS = re.compile(r"(?<=[\d})\s])\s*(?<!\\)(?P<words>[A-Za-z]+(?:\.?\s+[A-Za-z]+)*)\.?\s*(?:\^\{?[23]\}?)?$")
+_UNIT_SIGN = re.compile(r"(?:(?P<percent>\\?%)|\^\s*\{?\s*\\circ\s*\}?)$")
 _UNIT_NAMES = {
     spelling: unit
     for unit, spellings in {
@@ -108,7 +109,7 @@ _UNIT_NAMES = {
         "kilometre": "km kilometer kilometre", "inch": "in inch inche", "foot": "ft foot feet", "yard": "yd yard",
         "mile": "mi mile", "second": "s sec second", "minute": "min minute", "hour": "h hr hour", "day": "day",
         "week": "week", "month": "month", "year": "yr year", "gram": "g gram", "kilogram": "kg kilogram",
-        "cent": "cent", "dollar": "dollar", "degree": "deg degree", "radian": "rad radian",
+        "cent": "cent", "dollar": "dollar", "percent": "pct percent", "degree": "deg degree", "radian": "rad radian",
     }.items()
     for spelling in spellings.split()
 }  # fmt: skip
@@ -150,6 +151,8 @@ def _without_unit(answer: str, one_letter: bool) -> str:
 
 
 def _unit(answer: str) -> tuple[str, str] | None:
+    if sign := _UNIT_SIGN.search(answer):
+        return ("percent" if sign["percent"] else "degree", "1")
     found = _UNIT.search(_TEXT_COMMAND.sub(r" \1", answer).rstrip())
     if found is None or (len(found["name"]) == 1 and not _TRAILING_TEXT.search(answer)):  # a variable
         return None
@@ -276,6 +279,8 @@ def _refuted(gold: Any, target: Any) -> bool:
         return any(_refuted(a, b) for a, b in zip(gold, target, strict=True))
     if isinstance(gold, sympy.MatrixBase) and isinstance(target, sympy.MatrixBase) and gold.shape == target.shape:
         return any(_different(a, b) for a, b in zip(gold.flat(), target.flat(), strict=True))
+    if not isinstance(gold, sympy.Set) and len(getattr(target, "_unsorted_args", ())) > 1:
+        return True  # `2, 2` is no way to answer 2
     if isinstance(gold, sympy.Symbol) or isinstance(target, sympy.Symbol):
         return False  # math-verify compares names here, `$abc$` is a*b*c
     return isinstance(gold, sympy.Expr) and isinstance(target, sympy.Expr) and _different(gold, target)
