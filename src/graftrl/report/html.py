@@ -84,16 +84,17 @@ def render_report(runs: Sequence[Run], title: str) -> str:
         ConfigError: matplotlib is missing.
     """
     plots.require_matplotlib()
-    sections = [
-        _results(runs),
-        _learning(runs),
-        *_exchanges(runs),
-        _complementarity(runs),
-        _clipping(runs),
-        _cost(runs),
-        _examples(runs),
-        _settings(runs),
-    ]
+    sections = [_results(runs)]
+    if any(run.metrics for run in runs):
+        sections += [
+            _learning(runs),
+            *_exchanges(runs),
+            _complementarity(runs),
+            _clipping(runs),
+            _cost(runs),
+            _examples(runs),
+        ]
+    sections.append(_settings(runs))
     seeds = sorted({run.seed for run in runs})
     lead = (
         f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}: {', '.join(methods_of(runs))} on models "

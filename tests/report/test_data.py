@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from run_builder import make_run
+
+from graftrl.errors import RunError
+from graftrl.report.data import (
+    clipping_table,
+    complementarity_table,
+    cost_table,
+    example_grafts,
+    exchange_table,
+    methods_of,
+    phase_table,
+    read_runs,
+    score_table,
+    scores,
+)
+
+NO_GATE = {"name": "graft", "weighting": "none"}
+
+
+def test_scores_by_hand(tmp_path: Path) -> None:
+    grpo = {0: 0.5, 1: 0.6, 2: 0.7}
+    graft = {0: 0.65, 1: 0.7, 2: 0.81}
+    folders = [
+        make_run(tmp_path / f"{name}{seed}", name, seed, {"A": score, "B": 0.5})
+        for name, of_method in (("graft", graft), ("grpo", grpo))
+        for seed, score in of_method.items()
+    ]
+    of_model = scores(read_runs(folders))["A"]
+    assert list(of_model.methods) == ["grpo", "graft"]
+    baseline, ours = of_model.methods["grpo"], of_model.methods["graft"]
+    assert baseline.mean == pytest.approx(0.6)
+    assert baseline.half_width == pytest.approx(0.248414, abs=1e-5)  # t(2) = 4.302653, times 0.1 / sqrt(3)
+    assert baseline.gain is None
+    assert ours.mean == pytest.approx(0.72)
+    assert ours.gains == pytest.approx({0: 0.15, 1: 0.10, 2: 0.11})
+    assert ours.gain == pytest.approx(0.12)
+    assert ours.gain_half_width == pytest.approx(0.065724, abs=1e-5)  # 4.302653 times sqrt(0.0007) / sqrt(3)
+    assert of_model.before is None
+
+
+def test_one_seed_has_no_interval_and_an_unfinished_run_no_score(tmp_path: Path) -> None:
+    done = make_run(tmp_path / "done", "grpo", 0, {"A": 0.5, "B": 0.5})
+    cut = make_run(tmp_path / "cut", "grpo", 1, {"A": 0.9, "B": 0.9}, steps=3, planned_steps=4)
+    # planned steps are part of a recipe, so the two differ as methods too
+    score = next(iter(scores(read_runs([done, cut]))["A"].methods.values()))
+    assert score.seeds == {0: 0.5}
+    assert score.half_width is None
+
+
+def test_gains_pair_seeds_not_positions(tmp_path: Path) -> None:
+    folders = [
+        make_run(tmp_path / "a", "grpo", 1, {"A": 0.2}),
+        make_run(tmp_path / "b", "grpo", 0, {"A": 0.6}),
+        make_run(tmp_path / "c", "graft", 0, {"A": 0.7}),
+        make_run(tmp_path / "d", "graft", 5, {"A": 0.9}),
+    ]
+    score = scores(read_runs(folders))["A"].methods["graft"]
+    assert score.gains == pytest.approx({0: 0.1})
+
+
+def test_before_counts_each_seed_once_per_problem(tmp_path: Path) -> None:
+    folders = [
+        make_run(tmp_path / "a", "grpo", 0, {"A": 1.0}, before={"v1": 1, "v2": 0}),
+        make_run(tmp_path / "b", "graft", 0, {"A": 1.0}, before={"v1": 1, "v2": 0}),
+        make_run(tmp_path / "c", "graft", 1, {"A": 1.0}, before={"v1": 0, "v2": 0}),
+    ]
+    before = scores(read_runs(folders))["A"].before
+    assert before is not None
+    mean, low, high = before
+    assert mean == pytest.approx(0.25)  # v1: half of two draws, v2: none
+    assert (low, high) == pytest.approx((0.0, 0.5))
+
+
+def test_tables_count_what_the_logs_hold(tmp_path: Path) -> None:
+    runs = read_runs([make_run(tmp_path / "a", "graft", grafts=True), make_run(tmp_path / "b", "grpo")])
+    counted = complementarity_table(runs).filter(method="grpo", step=1).sort("model")
+    assert counted.select("model", "prompts", "all_fail", "solved_by_peer").rows() == [
+        ("A", 2.0, 1.0, 1.0),
+        ("B", 2.0, 0.0, 0.0),
+    ]
+    exchanged = exchange_table(runs).filter(direction="B->A", step=2).row(0, named=True)
+    assert (exchanged["candidates"], exchanged["selected"], exchanged["admitted_successes"]) == (2, 1, 1)
+    assert score_table(runs).filter(step=1).sort("score")["score"].to_list() == [0.5, 0.9]
+    assert score_table(runs)["direction"].unique().to_list() == ["B->A"]
+    cost = cost_table(runs).filter(method="graft").row(0, named=True)
+    assert (cost["sampled_tokens"], cost["trained_tokens"], cost["passed_tokens"]) == (
+        120,
+        72,
+        180,
+    )  # 3 steps, 2 models
+    assert cost["wall_s"] == 3.0
+    seconds = dict(phase_table(runs).filter(method="grpo").select("phase", "seconds").iter_rows())
+    assert seconds == pytest.approx({"sampling": 1.5, "training": 0.75, "other": 0.75})
+    clipped = clipping_table(runs).filter(method="grpo", model="A", kind="own", step=1).row(0, named=True)
+    assert (clipped["tokens"], clipped["clipped"]) == (10, 1)
+
+
+def test_example_grafts_hold_both_groups(tmp_path: Path) -> None:
+    grafts = example_grafts(read_runs([make_run(tmp_path / "a", "graft", grafts=True)]))
+    assert [graft.step for graft in grafts] == [1, 2, 3]
+    first = grafts[0]
+    assert (first.receiver, first.source, first.prompt, first.reference) == ("A", "B", "question p1", "42")
+    assert first.own["reward"].to_list() == [0.0, 0.0]
+    assert first.peer["status"].to_list() == ["admitted", "gated"]
+    assert first.peer["weight"].to_list() == [0.9, 0.0]
+    assert example_grafts(read_runs([make_run(tmp_path / "b", "grpo")])) == []
+
+
+def test_runs_of_one_method_with_different_options_are_told_apart(tmp_path: Path) -> None:
+    runs = read_runs([make_run(tmp_path / "a", NO_GATE), make_run(tmp_path / "b", "graft"), make_run(tmp_path / "c")])
+    assert methods_of(runs) == ["grpo", "graft (weighting=none)", "graft (weighting=gate)"]
+    assert [run.method for run in read_runs([tmp_path / "a", tmp_path / "c"])] == ["graft", "grpo"]
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="is no run folder"):
+        read_runs([tmp_path])
+    (tmp_path / "config.yaml").write_text("a: [")
+    with pytest.raises(RunError, match="cannot be read"):
+        read_runs([tmp_path])
