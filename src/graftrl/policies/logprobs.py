@@ -7,7 +7,7 @@ positions, H hidden, V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,11 +28,12 @@ class Head:
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
         """float32 [N, V]."""
-        dtype = _compute_dtype(hidden_NH)
-        logits = torch.nn.functional.linear(
-            hidden_NH.to(dtype), self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype)
-        ).float()
-        return self._transform(logits)
+        dtype = compute_dtype(hidden_NH)
+        return self._transform(_linear(hidden_NH.to(dtype), self.weight.to(dtype), self.bias).float())
+
+    def cast(self, dtype: torch.dtype) -> Head:
+        """The same head in another precision, for many small calls: casting a large weight at each would dominate."""
+        return replace(self, weight=self.weight.to(dtype))
 
     def _transform(self, logits: Tensor) -> Tensor:
         if self.scale != 1.0:
@@ -42,7 +43,8 @@ class Head:
         return logits
 
 
-def _compute_dtype(hidden: Tensor) -> torch.dtype:
+def compute_dtype(hidden: Tensor) -> torch.dtype:
+    """Autocast's precision where it is on, else that of the hidden states."""
     kind = hidden.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
 
@@ -69,7 +71,7 @@ class _TokenLogprobs(torch.autograd.Function):
         head: Head,
         max_elements: int,
     ) -> Tensor:
-        dtype = _compute_dtype(hidden)
+        dtype = compute_dtype(hidden)
         hidden_c, weight_c = hidden.to(dtype), weight.to(dtype)
         chunk = max(1, max_elements // weight.shape[0])
         logprobs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)

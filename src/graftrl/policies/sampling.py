@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicLayer
 
 from graftrl.policies.config import SamplingSettings
-from graftrl.policies.logprobs import Head
+from graftrl.policies.logprobs import Head, compute_dtype
 
 _BLOCK = 512  # vocabulary entries per block of the two-level search
 
@@ -209,6 +209,7 @@ def sample_responses(
     device = next(decoder.parameters()).device
     sequences = _Sequences(decoder, layers, prompts, settings.max_response_tokens)
     hidden_RH = sequences.read_prompts()
+    head = head.cast(compute_dtype(hidden_RH))
     repeat = torch.arange(len(prompts), device=device).repeat_interleave(n)
     sequences.keep_rows(repeat)
     hidden_RH = hidden_RH[repeat]
