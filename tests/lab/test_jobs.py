@@ -30,10 +30,10 @@ RECIPE = {
 STUB = """
 import json, os, signal, sys, time
 from pathlib import Path
-arguments = sys.argv[1:]
-folder = Path(arguments[arguments.index("--run") + 1] if arguments[0] == "train" else arguments[1])
+assert sys.argv[1] == "resume"
+folder = Path(sys.argv[2])
 with (folder.parent / "calls.txt").open("a") as calls:
-    calls.write(f"{arguments[0]} {folder.name} {os.environ['OMP_NUM_THREADS']}\\n")
+    calls.write(f"{folder.name} {os.environ['OMP_NUM_THREADS']}\\n")
 if "bad" in folder.name:
     print("reading the data")
     print("error: the disk is full", file=sys.stderr)
@@ -88,9 +88,10 @@ def test_new_jobs_are_trained_finished_ones_skipped_interrupted_ones_resumed(
     _begin(finished, 3)
     _begin(cut, 1)
     assert run_jobs([new, finished, cut], 2, _quiet(), command) == 2
-    assert sorted(_calls(tmp_path)) == ["resume cut 1", "train new 1"]
+    assert sorted(_calls(tmp_path)) == ["cut 1", "new 1"]
     assert [finished_steps(job.folder) for job in (new, finished, cut)] == [3, 3, 3]
-    assert "seed=1" in (new.folder / LOG_FILE).read_text()
+    assert RunFolder.open(new.folder).recipe().seed == 1
+    assert str(new.folder) in (new.folder / LOG_FILE).read_text()
 
 
 def test_a_torn_last_line_is_no_finished_step(tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ def test_interrupt_lets_every_run_save(tmp_path: Path, command: list[str]) -> No
         run_jobs(jobs, 2, _quiet(), command)
     thread.join()
     assert all((job.folder / "saved").exists() for job in jobs[:2])
-    assert sorted(_calls(tmp_path)) == ["train slow1 1", "train slow2 1"]
+    assert sorted(_calls(tmp_path)) == ["slow1 1", "slow2 1"]
 
 
 def test_progress_reads_well_on_a_terminal_and_elsewhere(tmp_path: Path, command: list[str]) -> None:

@@ -48,6 +48,7 @@ class _Task:
     """A job under way. `resumes`: its folder already holds a run."""
 
     job: Job
+    recipe: Recipe
     steps: int
     resumes: bool
     step: int
@@ -77,7 +78,8 @@ def run_jobs(
     output goes to `job.log` in its folder. On Ctrl-C every run saves its step under way; KeyboardInterrupt follows.
 
     Args:
-        command: the graftrl command line; `train ...` or `resume ...` is appended.
+        command: the graftrl command line; `resume FOLDER` is appended. A new run's folder is made here, from the recipe
+            as it was read when all jobs were checked, so that editing the file meanwhile changes nothing.
 
     Raises:
         ConfigError: a recipe that is wrong or counts its length in epochs.
@@ -125,7 +127,7 @@ def _prepare(job: Job) -> _Task:
     if resumes:
         _refuse_other_settings(job, recipe)
     step = finished_steps(job.folder)
-    return _Task(job, steps, resumes, step, "finished" if step >= steps else "waiting")
+    return _Task(job, recipe, steps, resumes, step, "finished" if step >= steps else "waiting")
 
 
 def _refuse_other_settings(job: Job, recipe: Recipe) -> None:
@@ -177,18 +179,16 @@ def _work(pending: Sequence[_Task], workers: int, command: Sequence[str], board:
 
 def _start(task: _Task, command: Sequence[str]) -> None:
     job = task.job
-    if task.resumes:
-        arguments = ["resume", str(job.folder)]
-    else:
-        arguments = ["train", str(job.recipe), *job.overrides, "--run", str(job.folder)]
+    if not task.resumes:
+        RunFolder.create(job.folder, task.recipe)
+    arguments = [*command, "resume", str(job.folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "NO_COLOR": "1"}
-    job.folder.mkdir(parents=True, exist_ok=True)
     task.started, task.state = time.monotonic(), "running"
     with (job.folder / LOG_FILE).open("ab") as log:
-        log.write(f"$ {shlex.join([*command, *arguments])}\n".encode())
+        log.write(f"$ {shlex.join(arguments)}\n".encode())
         log.flush()
         task.process = subprocess.Popen(
-            [*command, *arguments],
+            arguments,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
