@@ -212,3 +212,13 @@ def test_results_of_an_own_verifier_become_grades(result: str, reward: float, re
 def test_hidden_programs_is_a_task_kind() -> None:
     task = _task(kind="hidden_programs", train_size=10, validation_size=24)
     assert (len(task.train), len(task.validation), task.in_process) == (10, 24, True)
+
+
+def test_a_reference_that_is_a_whole_solution_is_its_last_box(tmp_path: Path) -> None:
+    rows = [
+        {"id": "a", "problem": "1+1?", "answer": r"First \boxed{1}, so the sum is \boxed{\frac{4}{2}}."},
+        {"id": "b", "problem": "?", "answer": r"The answer is \boxed{}."},
+    ]
+    task = _math(_jsonl(tmp_path / "train.jsonl", rows))
+    assert [prompt.reference for prompt in task.train] == [r"\frac{4}{2}"]
+    assert "b" in task.notes[0]

@@ -159,9 +159,12 @@ def test_other_errors_pass_through_the_disk_check(tmp_path):
 
 
 def test_a_new_run_does_not_overwrite_an_old_one(make_recipe, new_run):
-    RunFolder.create(new_run, make_recipe("grpo"))
+    recipe = make_recipe("grpo", steps=1)
+    RunFolder.create(new_run, recipe)
+    run = RunFolder.create(new_run, recipe)  # nothing is lost: no step was finished
+    train(run, recipe, Silent())
     with pytest.raises(RunError, match="already holds a run"):
-        RunFolder.create(new_run, make_recipe("grpo"))
+        RunFolder.create(new_run, recipe)
 
 
 def test_a_folder_without_a_run_cannot_be_resumed(tmp_path):

@@ -195,8 +195,8 @@ def _require_binary_rewards(groups: Groups) -> None:
             odd = [reward for reward in group.rewards.tolist() if reward not in (0.0, 1.0)]
             if odd:
                 raise DataError(
-                    f"prompt {group.prompt.id!r} has reward {odd[0]:g}; graft's selection rules need rewards of 0 or 1: "
-                    "let the verifier of the task decide right or wrong, or use method grpo"
+                    f"prompt {group.prompt.id!r} has reward {odd[0]:g}; graft's selection rules need rewards of 0 or "
+                    "1: let the verifier of the task decide right or wrong, or use method grpo"
                 )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-
 _LOG_RATIO_LIMIT = 20.0  # nats; exp of more overflows float32 and turns a gradient into NaN. verl clamps there too
 
 

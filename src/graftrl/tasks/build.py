@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 from graftrl.lab.programs import HiddenProgramsConfig, build_hidden_programs
 from graftrl.rollout import Prompt
 from graftrl.tasks.base import Task, Verifier
+from graftrl.tasks.boxes import BoxError, last_box
 from graftrl.tasks.config import DataSource, FunctionConfig, MathConfig, ProblemTemplate, ReasoningGymConfig
 from graftrl.tasks.data import drop, load_prompts, refuse_duplicates
 from graftrl.tasks.functions import FunctionVerifier, function_prompts, resolve
@@ -45,11 +47,22 @@ def _math_prompts(source: DataSource | None, template: ProblemTemplate) -> tuple
     if source is None:
         return [], []
     prompts, notes = load_prompts(source, template, "math")
+    prompts = [replace(prompt, reference=_final_answer(prompt.reference)) for prompt in prompts]
     usable = _usable_references({prompt.reference for prompt in prompts})
     kept, more = drop(
         prompts, lambda prompt: prompt.reference in usable, source.name, "a reference that cannot be parsed"
     )
     return kept, notes + more
+
+
+def _final_answer(reference: str) -> str:
+    r"""The last box of a reference that is a whole solution (data sets such as MATH); "" when its box is unusable."""
+    if "\\boxed" not in reference and "\\fbox" not in reference:
+        return reference
+    try:
+        return last_box(reference)
+    except BoxError:
+        return ""
 
 
 def _usable_references(references: set[str]) -> set[str]:

