@@ -46,15 +46,16 @@ class RunFolder:
 
     @classmethod
     def create(cls, root: Path, recipe: Recipe) -> RunFolder:
-        """Raises RunError where a run already lies."""
-        if (root / "config.yaml").exists():
-            raise RunError(
-                f"{root} already holds a run; continue it with 'graftrl resume {root}' or choose another --run"
-            )
+        """Raises RunError where a run already lies. A folder in which no step was finished is used again."""
         run = cls(root)
         with disk_errors(root):
             root.mkdir(parents=True, exist_ok=True)
-            write_text(root / "config.yaml", dump_recipe(recipe))
+            with run.locked():
+                if run.read_metrics() or run.checkpoint_steps():
+                    raise RunError(
+                        f"{root} already holds a run; continue it with 'graftrl resume {root}' or choose another --run"
+                    )
+                write_text(root / "config.yaml", dump_recipe(recipe))
         return run
 
     @classmethod
