@@ -29,21 +29,16 @@ def graftrl(capsys, monkeypatch):
 
 
 @pytest.fixture
-def recipe(tmp_path, monkeypatch):
+def recipe(tmp_path, monkeypatch, pair):
     """Writes a toy recipe with the given sections; the toy task is importable."""
     monkeypatch.syspath_prepend(str(TOY))
 
     def write(**sections) -> Path:
-        from graftrl.lab.models import LAB_MODELS, build_model, save_model
-
-        for name in "AB":
-            if not (tmp_path / name).exists():
-                save_model(build_model(LAB_MODELS[name], 0), LAB_MODELS[name], tmp_path / name)
         content = {
             "name": "toy",
             "threads": 1,
             "method": "graft",
-            "models": {name: {"path": str(tmp_path / name)} for name in "AB"},
+            "models": {name: {"path": path} for name, path in pair.items()},
             "task": {"kind": "function", "prompts": "toy_task:prompts", "verifier": "toy_task:verify"},
             "sampling": {"max_prompt_tokens": 16, "max_response_tokens": 6},
             "training": {"steps": 1, "prompts_per_step": 4, "group_size": 2, "minibatch_prompts": 4},

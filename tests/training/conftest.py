@@ -1,4 +1,4 @@
-"""A pair of tiny untrained models and the recipe that trains them in a fraction of a second a step."""
+"""The recipe that trains a pair of tiny untrained models in a fraction of a second a step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from graftrl.config import Recipe, parse_recipe
-from graftrl.lab.models import LAB_MODELS, build_model, save_model
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -19,15 +18,6 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="session")
-def pair(tmp_path_factory) -> dict[str, str]:
-    root = tmp_path_factory.mktemp("pair")
-    for name in "AB":
-        model = LAB_MODELS[name]
-        save_model(build_model(model, seed=3), model, root / name)
-    return {name: str(root / name) for name in "AB"}
 
 
 @pytest.fixture(scope="session")
