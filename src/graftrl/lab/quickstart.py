@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -89,6 +90,7 @@ def run_quickstart(
         f"bootstrap over prompts before training, Student's t over {seeds} seeds after",
         style="dim",
         highlight=False,
+        soft_wrap=True,
     )
     console.print(f"{wall_s:.0f} s of training and warm-up in all", highlight=False)
     for path in (root / "summary.json", report):
@@ -167,7 +169,8 @@ def summarize(runs: Sequence[Run], wall_s: float) -> dict[str, Any]:
 
 
 def comparison_table(by_model: Mapping[str, ModelScores]) -> Table:
-    table = Table(title="pass@1 before and after training", title_justify="left")
+    # Narrow enough for 80 columns without breaking a cell.
+    table = Table(title="pass@1 before and after training", box=box.SIMPLE, show_edge=False, pad_edge=False)
     methods = list(dict.fromkeys(method for of_model in by_model.values() for method in of_model.methods))
     table.add_column("model")
     table.add_column("before", justify="right")
