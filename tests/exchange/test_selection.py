@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftrl.exchange import complementary_candidates, select_complementary
+from graftrl.exchange import all_fail_overlap, complementary_candidates, select_complementary
 
 
 @st.composite
@@ -228,3 +228,19 @@ def test_count_outside_the_group_is_refused_with_its_place(k):
 def test_group_without_a_possible_contrast_is_refused(group_size):
     with pytest.raises(ValueError, match="at least 2 responses"):
         select_complementary({"A": {}, "B": {}}, group_size)
+
+
+def test_overlap_is_the_share_of_a_receivers_all_fail_prompts_that_a_source_solves():
+    successes = {
+        "A": {"q0": 0, "q1": 1, "q2": 0, "q3": 4},
+        "B": {"q0": 1, "q1": 0, "q2": 0, "q3": 0},
+        "C": {"q0": 4, "q1": 4, "q2": 4},
+    }
+    assert all_fail_overlap(successes) == {
+        "B->A": {"all_fail_prompts": 2, "solved_by_peer": 0.5},
+        "C->A": {"all_fail_prompts": 2, "solved_by_peer": 1.0},
+        "A->B": {"all_fail_prompts": 3, "solved_by_peer": 2 / 3},
+        "C->B": {"all_fail_prompts": 3, "solved_by_peer": 2 / 3},
+        "A->C": {"all_fail_prompts": 0, "solved_by_peer": None},
+        "B->C": {"all_fail_prompts": 0, "solved_by_peer": None},
+    }

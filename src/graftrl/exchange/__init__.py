@@ -10,11 +10,12 @@ from graftrl.exchange.compatibility import (
     compatibility_weights,
 )
 from graftrl.exchange.retokenize import Rejected, Retokenized, retokenize, same_tokenizer
-from graftrl.exchange.selection import complementary_candidates, select_complementary
+from graftrl.exchange.selection import all_fail_overlap, complementary_candidates, select_complementary
 
 __all__ = [
     "Rejected",
     "Retokenized",
+    "all_fail_overlap",
     "compatibility_score",
     "compatibility_scores",
     "compatibility_weight",

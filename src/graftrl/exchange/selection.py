@@ -65,6 +65,26 @@ def _draw(tied: Sequence[str], seed: int, receiver: str, q: Hashable) -> str:
     return tied[int.from_bytes(digest, "big") % len(tied)]
 
 
+def all_fail_overlap(successes: Mapping[str, Mapping[Q, int]]) -> dict[str, dict[str, float | None]]:
+    """How complementary models are: of the prompts that a receiver fails entirely, the share that a source solves.
+
+    Args:
+        successes: `{model: {prompt_id: k}}`; a prompt that the source did not sample counts as unsolved.
+
+    Returns:
+        `{"source->receiver": {"all_fail_prompts": count, "solved_by_peer": share, None without such prompts}}`.
+    """
+    overlap: dict[str, dict[str, float | None]] = {}
+    for receiver, counts in successes.items():
+        failed = [q for q, k in counts.items() if k == 0]
+        for source in successes:
+            if source != receiver:
+                solved = sum(successes[source].get(q, 0) >= 1 for q in failed)
+                share = solved / len(failed) if failed else None
+                overlap[f"{source}->{receiver}"] = {"all_fail_prompts": len(failed), "solved_by_peer": share}
+    return overlap
+
+
 def select_complementary(
     successes: Mapping[str, Mapping[Q, int]],
     group_size: int,

@@ -169,17 +169,13 @@ class GRAFT:
             successes, context.group_size, admit_all_success=self.settings.admit_all_success, seed=context.seed
         )
         for receiver in successes:
-            failed = [q for q, k in successes[receiver].items() if k == 0]
             for source in successes:
                 if source == receiver:
                     continue
                 moved = [t for t in exchange.transfers if (t.receiver, t.source) == (receiver, source)]
-                solved = sum(successes[source].get(q, 0) >= 1 for q in failed)
                 stats = _direction_stats(moved)
                 stats["candidates"] = sum(s == source for s, _ in candidates[receiver].values())
                 stats["selected"] = sum(s == source for s in selected[receiver].values())
-                stats["all_fail_prompts"] = len(failed)
-                stats["all_fail_solved_by_peer"] = solved / len(failed) if failed else None
                 exchange.directions[f"{source}->{receiver}"] = stats
                 if stats["admitted_failures"] >= context.group_size and stats["admitted_successes"] == 0:
                     exchange.notes.append(

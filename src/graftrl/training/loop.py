@@ -17,9 +17,10 @@ from graftrl.config import Recipe
 from graftrl.engines.base import Engine
 from graftrl.engines.local import LocalEngine
 from graftrl.evaluation.intervals import bootstrap_interval
+from graftrl.exchange import all_fail_overlap
 from graftrl.logs.rollouts import write_rollouts, write_transfers
 from graftrl.methods import Method, StepContext
-from graftrl.rollout import Group, Prompt, Row
+from graftrl.rollout import Group, Prompt, Row, successes_by_model
 from graftrl.seeds import derive_seed, generator
 from graftrl.tasks import Task, VerificationPool, build_task, grade_groups
 from graftrl.training.data import PromptStream, check_lengths, prompt_length, within_limit
@@ -143,6 +144,7 @@ def train_step(
             for model, of_model in groups.items()
         },
         "exchange": exchange.directions,
+        "complementarity": all_fail_overlap(successes_by_model(groups)),
         "notes": exchange.notes,
         "verification": dict(pool.outcomes),
     }
@@ -159,7 +161,20 @@ def train_step(
     # Training time alone, so that runs with and without evaluation compare.
     state.wall_s += step_s - phases.get("evaluation", 0.0)
     sampled = sum(metrics["models"][model]["sampled_tokens"] for model in groups)
-    metrics |= {"step_s": step_s, "wall_s": state.wall_s, "phase_s": phases, "sampled_tokens_per_s": sampled / step_s}
+    state.sampled_tokens += sampled
+    state.trained_tokens += sum(updates[model].tokens.total() for model in groups)
+    state.passed_tokens += sum(updates[model].passed_tokens for model in groups)
+    metrics |= {
+        "step_s": step_s,
+        "phase_s": phases,
+        "sampled_tokens_per_s": sampled / step_s,
+        "wall_s": state.wall_s,
+        "cost": {
+            "sampled_tokens": state.sampled_tokens,
+            "trained_tokens": state.trained_tokens,
+            "passed_tokens": state.passed_tokens,
+        },
+    }
     state.metrics = metrics
     return metrics
 
