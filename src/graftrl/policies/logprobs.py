@@ -1,8 +1,9 @@
 """Log-probabilities of given tokens without ever holding [rows, tokens, vocabulary].
 
-The output head is applied to chunks of positions. The forward pass keeps one number per token (the log of the
-normaliser); the backward pass computes each chunk's logits again and turns them into gradients in place. Shapes: N
-positions, H hidden, V vocabulary.
+The output head is applied to tiles: some positions times some of the vocabulary. The forward pass keeps one number per
+token (the log of the normaliser); the backward pass computes each tile's logits again and turns them into gradients in
+place. On a CPU a tile fits the cache, so that logits never travel to memory. Shapes: N positions, H hidden, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+_CACHED = 1 << 18  # elements of a tile in a core's cache (1 MiB)
+_KEPT = 1 << 22  # up to this many probabilities are kept for the backward pass rather than computed again
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,10 @@ class Head:
     def cast(self, dtype: torch.dtype) -> Head:
         """The same head in another precision, for many small calls: casting a large weight at each would dominate."""
         return replace(self, weight=self.weight.to(dtype))
+
+    def columns(self, start: int, stop: int) -> Head:
+        """The head of the vocabulary entries start to stop - 1; a view."""
+        return replace(self, weight=self.weight[start:stop], bias=None if self.bias is None else self.bias[start:stop])
 
     def _transform(self, logits: Tensor) -> Tensor:
         if self.scale != 1.0:
@@ -60,6 +68,22 @@ def token_logprobs(hidden_NH: Tensor, targets_N: Tensor, head: Head, max_element
     return _TokenLogprobs.apply(hidden_NH, head.weight, head.bias, targets_N, head, max_elements)  # type: ignore[no-untyped-call]
 
 
+def _tile_shape(hidden: Tensor, vocabulary: int, max_elements: int) -> tuple[int, int]:
+    """Positions and vocabulary entries of a tile.
+
+    Only float32 on a CPU splits the vocabulary: elsewhere the products of a split would be rounded before they are
+    summed, and there is no cache to fit.
+    """
+    positions = len(hidden)
+    if positions * vocabulary <= min(max_elements, _KEPT):
+        return max(positions, 1), vocabulary
+    if hidden.device.type != "cpu" or hidden.dtype != torch.float32:
+        return max(1, max_elements // vocabulary), vocabulary
+    elements = min(max_elements, _CACHED)
+    rows = max(1, min(positions, elements // min(vocabulary, 512)))
+    return rows, min(vocabulary, max(64, elements // rows))
+
+
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -73,23 +97,31 @@ class _TokenLogprobs(torch.autograd.Function):
     ) -> Tensor:
         dtype = compute_dtype(hidden)
         hidden_c, weight_c = hidden.to(dtype), weight.to(dtype)
-        chunk = max(1, max_elements // weight.shape[0])
+        head = replace(head, weight=weight_c, bias=bias)
+        vocabulary = weight.shape[0]
+        rows, columns = _tile_shape(hidden_c, vocabulary, max_elements)
+        keeps = rows >= len(targets) and columns == vocabulary and head.cap is None and any(ctx.needs_input_grad)
         logprobs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
         normaliser = torch.empty_like(logprobs)
         probabilities: Tensor | None = None
-        for start in range(0, len(targets), chunk):
-            stop = start + chunk
-            logits = head._transform(_linear(hidden_c[start:stop], weight_c, bias).float())
-            highest = logits.amax(dim=-1, keepdim=True)
-            chosen = logits.gather(-1, targets[start:stop, None])
-            exponentials = logits.sub_(highest).exp_() if head.cap is None else (logits - highest).exp()
-            total = exponentials.sum(dim=-1, keepdim=True)
-            normaliser[start:stop] = (highest + total.log()).squeeze(-1)
-            logprobs[start:stop] = (chosen - highest - total.log()).squeeze(-1)
-            if len(targets) <= chunk and head.cap is None and any(ctx.needs_input_grad):
-                probabilities = exponentials.div_(total)  # fits: saves the second matrix product
+        for start in range(0, len(targets), rows):
+            part = slice(start, start + rows)
+            highest, totals, chosen = [], [], torch.zeros_like(logprobs[part])
+            for first in range(0, vocabulary, columns):
+                logits = head.columns(first, first + columns).logits(hidden_c[part])
+                place, here = _within(targets[part], first, logits.shape[-1])
+                chosen = torch.where(here, logits.gather(-1, place[:, None]).squeeze(-1), chosen)
+                highest.append(logits.amax(dim=-1))
+                exponentials = logits.sub_(highest[-1][:, None]).exp_()
+                totals.append(exponentials.sum(dim=-1))
+            top = torch.stack(highest).amax(dim=0)
+            total = sum(t * (h - top).exp() for t, h in zip(totals, highest, strict=True))
+            normaliser[part] = top + total.log()
+            logprobs[part] = chosen - top - total.log()
+            if keeps:
+                probabilities = exponentials.div_(total[:, None])
         ctx.save_for_backward(hidden_c, weight_c, bias, targets, normaliser, probabilities)
-        ctx.head, ctx.chunk = head, chunk
+        ctx.head, ctx.tile = replace(head, weight=hidden_c.new_empty(0), bias=None), (rows, columns)
         ctx.dtypes = hidden.dtype, weight.dtype
         return logprobs
 
@@ -97,36 +129,43 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad_N,) = grads
         hidden, weight, bias, targets, normaliser, kept = ctx.saved_tensors
-        head: Head = ctx.head
+        head: Head = replace(ctx.head, weight=weight, bias=bias)
+        rows, columns = ctx.tile
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        grad_hidden = torch.empty_like(hidden) if wants_hidden else None
+        grad_hidden = torch.zeros_like(hidden) if wants_hidden else None
         grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if wants_weight else None
         grad_bias = torch.zeros_like(bias) if wants_bias else None
-        for start in range(0, len(targets), ctx.chunk):
-            stop = start + ctx.chunk
-            if kept is None:
-                logits = head._transform(_linear(hidden[start:stop], weight, bias).float())
-                slope = None if head.cap is None else 1 - (logits / head.cap).square()
-                probabilities = logits.sub_(normaliser[start:stop, None]).exp_()
-            else:
-                slope, probabilities = None, kept
-            # d log p(target) / d logits = onehot(target) - p
-            grad = probabilities.mul_(-grad_N[start:stop, None])
-            grad.scatter_add_(-1, targets[start:stop, None], grad_N[start:stop, None])
-            if slope is not None:
-                grad.mul_(slope)
-            if head.scale != 1.0:
-                grad.mul_(head.scale)
-            if grad_bias is not None:
-                grad_bias += grad.sum(dim=0)
-            grad = grad.to(hidden.dtype)
-            if grad_hidden is not None:
-                torch.mm(grad, weight, out=grad_hidden[start:stop])
-            if grad_weight is not None:
-                if grad.dtype == torch.float32:
-                    grad_weight.addmm_(grad.t(), hidden[start:stop])
+        for start in range(0, len(targets), rows):
+            part = slice(start, start + rows)
+            hidden_part, grad_part = hidden[part], grad_N[part]
+            for first in range(0, len(weight), columns):
+                tile = slice(first, first + columns)
+                slope = None
+                if kept is None:
+                    logits = head.columns(first, first + columns).logits(hidden_part)
+                    if head.cap is not None:
+                        slope = 1 - (logits / head.cap).square()
+                    probabilities = logits.sub_(normaliser[part, None]).exp_()
                 else:
-                    grad_weight += grad.t() @ hidden[start:stop]
+                    probabilities = kept
+                # d log p(target) / d logits = onehot(target) - p
+                grad = probabilities.mul_(-grad_part[:, None])
+                place, here = _within(targets[part], first, grad.shape[-1])
+                grad.scatter_add_(-1, place[:, None], (grad_part * here)[:, None])
+                if slope is not None:
+                    grad.mul_(slope)
+                if head.scale != 1.0:
+                    grad.mul_(head.scale)
+                if grad_bias is not None:
+                    grad_bias[tile] += grad.sum(dim=0)
+                grad = grad.to(hidden.dtype)
+                if grad_hidden is not None:
+                    grad_hidden[part].addmm_(grad, weight[tile])
+                if grad_weight is not None:
+                    if grad.dtype == torch.float32:
+                        grad_weight[tile].addmm_(grad.t(), hidden_part)
+                    else:
+                        grad_weight[tile] += grad.t() @ hidden_part
         hidden_dtype, weight_dtype = ctx.dtypes
         return (
             None if grad_hidden is None else grad_hidden.to(hidden_dtype),
@@ -136,6 +175,12 @@ class _TokenLogprobs(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _within(targets: Tensor, first: int, size: int) -> tuple[Tensor, Tensor]:
+    """Each target's column in the tile that starts at `first` (clamped into it), and whether it lies there."""
+    place = targets - first
+    return place.clamp(0, size - 1), (place >= 0) & (place < size)
 
 
 def _linear(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -22,6 +22,7 @@ from graftrl.policies.config import SamplingSettings
 from graftrl.policies.logprobs import Head, compute_dtype
 
 _BLOCK = 512  # vocabulary entries per block of the two-level search
+_CACHED = 1 << 18  # elements of a tile in a core's cache (1 MiB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +67,55 @@ def draw(logits_RV: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
     return chosen, probability.log().float()
 
 
+def draw_tiled(hidden_RH: Tensor, head: Head, uniform_R: Tensor, max_elements: int) -> tuple[Tensor, Tensor]:
+    """The same draw as `draw(head.logits(hidden_RH), uniform_R)` without the logits ever being in memory together.
+
+    A first pass over tiles of the vocabulary finds each block's mass, a second one computes the chosen block again. On
+    a CPU this is several times faster: a tile stays in the cache.
+    """
+    vocabulary, rows = head.weight.shape[0], len(hidden_RH)
+    width = max(1, min(max_elements, _CACHED) // (rows * _BLOCK)) * _BLOCK
+    tops, masses = [], []
+    for start in range(0, vocabulary, width):
+        logits = head.columns(start, start + width).logits(hidden_RH)
+        whole = logits.shape[-1] - logits.shape[-1] % _BLOCK
+        for blocks in (logits[:, :whole].unflatten(-1, (-1, _BLOCK)), logits[:, None, whole:]):
+            if blocks.numel():
+                top = blocks.amax(dim=-1, keepdim=True)
+                tops.append(top.squeeze(-1))
+                masses.append(blocks.sub_(top).exp_().sum(-1))
+    top = torch.cat(tops, dim=-1)
+    highest = top.amax(dim=-1, keepdim=True)
+    mass = torch.cat(masses, dim=-1).double() * (top - highest).double().exp()
+    below = mass.cumsum(-1)
+    total = below[:, -1]
+    block = _first_above(below, uniform_R * total)
+    rest = uniform_R * total - (below - mass).gather(-1, block[:, None]).squeeze(-1)
+    inside = torch.full((rows, _BLOCK), -torch.inf, device=hidden_RH.device)
+    for row, start in enumerate((block * _BLOCK).tolist()):
+        logits = head.columns(start, start + _BLOCK).logits(hidden_RH[row])
+        inside[row, : len(logits)] = logits
+    inside = (inside - highest).double()
+    chosen = _first_above(inside.exp().cumsum(-1), rest)
+    logprobs = inside.gather(-1, chosen[:, None]).squeeze(-1) - total.log()
+    return block * _BLOCK + chosen, logprobs.float()
+
+
 def _next_tokens(
     hidden_RH: Tensor, head: Head, settings: SamplingSettings, generator: torch.Generator, max_elements: int
 ) -> tuple[Tensor, Tensor]:
     """Draw one token for every row, with at most `max_elements` logits in memory at once."""
     uniform_R = torch.rand(len(hidden_RH), generator=generator, dtype=torch.float64, device=hidden_RH.device)
-    chunk = max(1, max_elements // head.weight.shape[0])
+    vocabulary = head.weight.shape[0]
+    tiled = settings.is_plain and hidden_RH.device.type == "cpu" and vocabulary > 4 * _BLOCK
+    chunk = max(1, min(max_elements, _CACHED) // _BLOCK if tiled else max_elements // vocabulary)
     drawn = []
     for hidden, uniform in zip(hidden_RH.split(chunk), uniform_R.split(chunk), strict=True):
-        logits = head.logits(hidden)
-        drawn.append(draw(logits if settings.is_plain else truncate(logits, settings), uniform))
+        if tiled:
+            drawn.append(draw_tiled(hidden, head, uniform, max_elements))
+        else:
+            logits = head.logits(hidden)
+            drawn.append(draw(logits if settings.is_plain else truncate(logits, settings), uniform))
     ids, logprobs = zip(*drawn, strict=True)
     return torch.cat(ids), torch.cat(logprobs)
 
