@@ -9,7 +9,8 @@ from scipy import stats
 from tiny_models import ARCHITECTURES, EOS, VOCABULARY, prompts
 
 from graftrl.policies.config import SamplingSettings
-from graftrl.policies.sampling import draw, truncate
+from graftrl.policies.logprobs import Head
+from graftrl.policies.sampling import draw, draw_tiled, truncate
 from graftrl.rollout import Row
 
 
@@ -65,6 +66,22 @@ def test_uniform_at_the_ends(vocabulary):
     logits = torch.zeros(2, vocabulary)
     chosen, _ = draw(logits, torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64))
     assert chosen.tolist() == [0, vocabulary - 1]
+
+
+@pytest.mark.parametrize("vocabulary", [2049, 5000, 5120])
+@pytest.mark.parametrize("elements", [1, 512 * 700, 1 << 24])
+def test_tiled_draw_equals_the_draw_from_all_logits(vocabulary, elements):
+    torch.manual_seed(0)
+    hidden, head = torch.randn(300, 8), Head(torch.randn(vocabulary, 8), torch.randn(vocabulary), scale=0.7)
+    uniform = torch.rand(300, dtype=torch.float64)
+    uniform[:2] = torch.tensor([0.0, 1 - 2**-53])
+    expected, expected_logprobs = draw(head.logits(hidden), uniform)
+    chosen, logprobs = draw_tiled(hidden, head, uniform, elements)
+    # float32 sums in another order may move a boundary by 1e-7, which none of these numbers is near enough to notice
+    assert torch.equal(chosen, expected)
+    torch.testing.assert_close(logprobs, expected_logprobs, rtol=1e-5, atol=1e-5)
+    whole = head.logits(hidden).log_softmax(-1).gather(-1, chosen[:, None]).squeeze(-1)
+    torch.testing.assert_close(logprobs, whole, rtol=1e-5, atol=1e-5)
 
 
 def numpy_truncate(logits, temperature, top_k, top_p):

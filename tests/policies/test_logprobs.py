@@ -44,6 +44,27 @@ def test_values_and_gradients_equal_log_softmax(rows_at_once, bias, scale, cap):
         torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("elements", [1, 700, 13 * 600, 20_000])
+@pytest.mark.parametrize(("scale", "cap"), [(1.0, None), (0.5, 2.0)])
+def test_tiles_of_a_large_vocabulary(elements, scale, cap):
+    """Whatever tiles the vocabulary is split into, with targets in the first, an inner and the last one."""
+    torch.manual_seed(0)
+    vocabulary = 1500
+    hidden, weight = torch.randn(N, H, requires_grad=True), torch.randn(vocabulary, H, requires_grad=True)
+    bias, targets = torch.randn(vocabulary, requires_grad=True), torch.randint(vocabulary, (N,))
+    targets[:4] = torch.tensor([0, 599, 600, vocabulary - 1])
+    upstream = torch.randn(N)
+    ours = token_logprobs(hidden, targets, Head(weight, bias, scale, cap), elements)
+    expected = reference(hidden, weight, bias, targets, scale, cap)
+    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
+    for g, w in zip(
+        torch.autograd.grad(ours, [hidden, weight, bias], upstream),
+        torch.autograd.grad(expected, [hidden, weight, bias], upstream),
+        strict=True,
+    ):
+        torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-5)
+
+
 def test_frozen_head_gets_no_gradient():
     hidden, weight, _, targets = tensors(bias=False)
     weight.requires_grad_(False)

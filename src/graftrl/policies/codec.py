@@ -18,29 +18,26 @@ class Codec:
     """A tokenizer with the model's conventions.
 
     eos_ids: every id that ends a response (a generation config may list several).
-    eos_id: the one that is appended to a grafted response; the tokenizer's own.
+    eos_id: the one that is appended to a grafted response: the first of `extra_stop_tokens`, with which this model ends
+        its own responses, else the tokenizer's EOS.
     prepend_bos: the model expects a BOS that neither tokenizer nor template emits.
     """
 
     def __init__(self, tokenizer: Any, name: str, settings: ModelSettings, config_eos: Sequence[int]) -> None:
         self.tokenizer, self.name = tokenizer, name
         self.fingerprint = tokenizer_fingerprint(tokenizer)
-        extra = tokenizer.convert_tokens_to_ids(settings.extra_stop_tokens) if settings.extra_stop_tokens else []
-        unknown = [
-            token
-            for token, i in zip(settings.extra_stop_tokens, extra, strict=True)
-            if i is None or i == tokenizer.unk_token_id
-        ]
+        extra = [_stop_id(tokenizer, token) for token in settings.extra_stop_tokens]
+        unknown = [token for token, i in zip(settings.extra_stop_tokens, extra, strict=True) if i is None]
         if unknown:
             raise ModelError(f"models.{name}.extra_stop_tokens: {unknown} are no tokens of {settings.path}")
         own = tokenizer.eos_token_id
-        self.eos_ids: tuple[int, ...] = tuple(sorted({*config_eos, *extra, *([own] if own is not None else [])}))
+        self.eos_ids: tuple[int, ...] = tuple(sorted({*config_eos, *(i for i in (own, *extra) if i is not None)}))
         if not self.eos_ids:
             raise ModelError(
                 f"model {name!r} ({settings.path}): neither tokenizer nor generation config names an EOS token, so a "
                 f"response could never end; set models.{name}.extra_stop_tokens"
             )
-        self.eos_id: int = own if own is not None else self.eos_ids[0]
+        self.eos_id: int = next((i for i in (*extra, own) if i is not None), self.eos_ids[0])
         self.uses_template = settings.chat_template == "auto" and bool(tokenizer.chat_template)
         self.prepend_bos = settings.bos == "add"
         if self.prepend_bos and tokenizer.bos_token_id is None:
@@ -76,3 +73,12 @@ class Codec:
         return self.tokenizer.decode(
             [int(i) for i in contents], skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
+
+
+def _stop_id(tokenizer: Any, token: str) -> int | None:
+    """The id of a token as its vocabulary spells it ("<|im_end|>") or of a text that is one token ("\\n")."""
+    index = tokenizer.convert_tokens_to_ids(token)
+    if index is not None and index != tokenizer.unk_token_id:
+        return int(index)
+    ids = tokenizer.encode(token, add_special_tokens=False)
+    return int(ids[0]) if len(ids) == 1 and ids[0] != tokenizer.unk_token_id else None

@@ -42,6 +42,8 @@ class ModelSettings(Settings):
         bfloat16 an update of 1e-6 would vanish in the rounding of the weight.
     bos: "auto" keeps what the tokenizer or chat template emits, and adds the missing BOS (with a note) where the model
         plainly expects one; "add" and "keep" decide it by hand.
+    extra_stop_tokens: more tokens that end a response, such as "\\n" for one-line answers without a chat template; the
+        first of them also ends a peer's response in this model's tokens.
     microbatch_tokens: rows of one forward pass times their padded length; any value gives the same gradient.
     sample_rows: responses sampled side by side.
     logit_elements: most logits held at once, in elements; bounds the memory of large vocabularies.

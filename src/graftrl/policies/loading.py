@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
@@ -71,10 +72,20 @@ def load_pretrained(name: str, settings: ModelSettings) -> tuple[Any, Any]:
         from graftrl.policies.gguf import load_gguf
 
         return load_gguf(Path(source))
-    with _named_errors(name, settings):
+    with _named_errors(name, settings, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=settings.trust_remote_code)
-        model = AutoModelForCausalLM.from_pretrained(
-            source, dtype=torch.float32, trust_remote_code=settings.trust_remote_code, use_safetensors=True
+    with _named_errors(name, settings, "model"):
+        model, info = AutoModelForCausalLM.from_pretrained(
+            source,
+            dtype=torch.float32,
+            trust_remote_code=settings.trust_remote_code,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    if info["missing_keys"]:  # transformers fills them with random numbers
+        raise ModelError(
+            f"models.{name}.path: {settings.path!r} lacks {len(info['missing_keys'])} of the weights that its config "
+            f"asks for, such as {min(info['missing_keys'])}; the files are incomplete"
         )
     return model, tokenizer
 
@@ -85,8 +96,9 @@ def load_skeleton(name: str, settings: ModelSettings) -> tuple[Any, Codec]:
     if source.endswith(".gguf"):
         model, tokenizer = load_pretrained(name, settings)
         return model, Codec(tokenizer, name, settings, _eos_ids(model))
-    with _named_errors(name, settings):
+    with _named_errors(name, settings, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=settings.trust_remote_code)
+    with _named_errors(name, settings, "model"):
         config = AutoConfig.from_pretrained(source, trust_remote_code=settings.trust_remote_code)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=settings.trust_remote_code)
@@ -109,12 +121,14 @@ def resolve(name: str, settings: ModelSettings) -> str:
 
 
 @contextlib.contextmanager
-def _named_errors(name: str, settings: ModelSettings) -> Iterator[None]:
+def _named_errors(name: str, settings: ModelSettings, what: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ModelError(f"models.{name}.path: cannot load {settings.path!r}: {reason}") from error
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if not Path(settings.path).expanduser().exists():
+            reason = f"no such directory, and as a hub id: {reason}"
+        raise ModelError(f"models.{name}.path: cannot load the {what} of {settings.path!r}: {reason}") from error
 
 
 def _eos_ids(causal_lm: Any) -> list[int]:

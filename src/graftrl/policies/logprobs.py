@@ -115,7 +115,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 exponentials = logits.sub_(highest[-1][:, None]).exp_()
                 totals.append(exponentials.sum(dim=-1))
             top = torch.stack(highest).amax(dim=0)
-            total = sum(t * (h - top).exp() for t, h in zip(totals, highest, strict=True))
+            total = (torch.stack(totals) * (torch.stack(highest) - top).exp()).sum(dim=0)
             normaliser[part] = top + total.log()
             logprobs[part] = chosen - top - total.log()
             if keeps:
