@@ -56,7 +56,7 @@ class Setting:
         return self.prompts * self.group
 
 
-SMALL = Setting("small", vocabulary=400, prompts=32, group=8, new_tokens=64, microbatch_rows=256)
+SMALL = Setting("small", vocabulary=400, prompts=32, group=8, new_tokens=64, microbatch_rows=32)
 WIDE = Setting("wide", vocabulary=151_936, prompts=8, group=8, new_tokens=32, microbatch_rows=32)
 SETTINGS = {setting.name: setting for setting in (SMALL, WIDE)}
 

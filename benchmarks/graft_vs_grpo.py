@@ -1,0 +1,129 @@
+"""What the exchange costs: a GRAFT step of two models against the two GRPO steps that it replaces.
+
+Run as `python benchmarks/graft_vs_grpo.py`. The laboratory's two warmed-up models (Llama and GPT-2 type, different
+tokenizers) train through the ordinary loop with the quickstart's recipe: 32 prompts, 8 responses each, 4 optimizer
+steps. The runs start from the same weights with the same seed, see the same prompts, and take turns step by step; the
+first step of each is discarded. Step times leave evaluation and checkpoints out, and hold everything else, the rollout
+log included.
+
+GRAFT scores peer responses, and it trains on them where GRPO has an all-fail group. Our GRPO spares such groups the
+forward and backward pass, for they have no gradient, so GRAFT trains on more rows than it. A third run, "grpo_full",
+passes all rows as other trainers do; the key is the stricter ratio, to the GRPO that spares them.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from common import HERE, one_thread
+from graftrl.config import load_recipe
+from graftrl.lab.cache import ensure_warm_pair
+from graftrl.tasks import VerificationPool
+from graftrl.training.loop import prepare, train_step
+from graftrl.training.run_folder import RunFolder, TrainingState
+
+ROOT = HERE.parent
+METHODS = ("grpo", "graft", "grpo_full")
+PHASES = ("sampling", "grading", "scoring", "exchange", "training", "logging")
+
+
+class Side:
+    """One run of the pair, advanced a step at a time."""
+
+    def __init__(self, method: str, folders: dict[str, Path], root: Path) -> None:
+        self.recipe = load_recipe(
+            ROOT / "recipes" / "quickstart.yaml",
+            [
+                f"name={method}",
+                f"method={method.removesuffix('_full')}",
+                "training.steps=1000",
+                "evaluation.every=0",
+                *(f"models.{model}.path={json.dumps(str(folder.resolve()))}" for model, folder in folders.items()),
+            ],
+        )
+        self.run = RunFolder.create(root / method, self.recipe)
+        self.prepared = prepare(self.recipe, self.run)
+        if method == "grpo_full":
+            objective = self.prepared.method.objective(0)
+            whole = replace(objective, terms=tuple(replace(t, policy_gradient=False) for t in objective.terms))
+            self.prepared.method.objective = lambda _: whole  # type: ignore[method-assign]
+        self.state = TrainingState()
+        self.lines: list[dict[str, Any]] = []
+        self.cpu: list[float] = []
+
+    def step(self, pool: VerificationPool) -> None:
+        started = time.process_time()
+        self.lines.append(train_step(self.recipe, self.prepared, self.run, pool, self.state))
+        self.cpu.append(time.process_time() - started)
+
+    def grafted_rows(self) -> list[int]:
+        """Admitted peer responses of both directions, per step."""
+        return [sum(d["admitted"] for d in line["exchange"].values()) for line in self.lines]
+
+    def summary(self) -> dict[str, Any]:
+        measured = self.lines[1:]
+        return {
+            "seconds": statistics.median(line["step_s"] for line in measured),
+            "seconds_mean": statistics.mean(line["step_s"] for line in measured),
+            "cpu_seconds": statistics.median(self.cpu[1:]),
+            "sampled_tokens": statistics.mean(
+                sum(m["sampled_tokens"] for m in line["models"].values()) for line in measured
+            ),
+            "passed_tokens": statistics.mean(
+                sum(m["passed_tokens"] for m in line["models"].values()) for line in measured
+            ),
+            "phases": {p: statistics.mean(line["phase_s"].get(p, 0.0) for line in measured) for p in PHASES},
+        }
+
+
+def measure(steps: int = 20) -> dict[str, Any]:
+    """The key `graft_over_grpo` (ratio of median step times) and where the time goes."""
+    one_thread()
+    folders = ensure_warm_pair(ROOT / "runs" / "lab-cache")
+    with tempfile.TemporaryDirectory() as root:
+        sides = {method: Side(method, folders, Path(root)) for method in METHODS}
+        verification = sides["graft"].recipe.verification
+        with VerificationPool(verification.workers, verification.limit_s) as pool:
+            for i in range(steps + 1):
+                for method in METHODS if i % 2 else METHODS[::-1]:
+                    sides[method].step(pool)
+    found: dict[str, Any] = {method: side.summary() for method, side in sides.items()}
+    grafted = sides["graft"].grafted_rows()[1:]
+    if not any(grafted):
+        raise RuntimeError("no step grafted anything: the comparison would be empty")
+    found |= {
+        "graft_over_grpo": found["graft"]["seconds"] / found["grpo"]["seconds"],
+        "graft_over_grpo_full": found["graft"]["seconds"] / found["grpo_full"]["seconds"],
+        "cpu_ratio": found["graft"]["cpu_seconds"] / found["grpo"]["cpu_seconds"],
+        "steps": steps,
+        "grafted_rows": grafted,
+    }
+    report(found)
+    return found
+
+
+def report(found: dict[str, Any]) -> None:
+    print(f"{'seconds a step':<16}" + "".join(f"{method:>10}" for method in METHODS))
+    for phase in PHASES:
+        print(f"  {phase:<14}" + "".join(f"{found[method]['phases'][phase]:>10.3f}" for method in METHODS))
+    for key in ("seconds", "seconds_mean", "cpu_seconds"):
+        print(f"{key:<16}" + "".join(f"{found[method][key]:>10.3f}" for method in METHODS))
+    for key in ("sampled_tokens", "passed_tokens"):
+        print(f"{key:<16}" + "".join(f"{found[method][key]:>10.0f}" for method in METHODS))
+    grafted = found["grafted_rows"]
+    print(f"grafted rows a step: mean {statistics.mean(grafted):.1f}, {min(grafted)} to {max(grafted)}")
+    print(
+        f"graft over grpo {found['graft_over_grpo']:.3f} (CPU seconds {found['cpu_ratio']:.3f}), over grpo_full "
+        f"{found['graft_over_grpo_full']:.3f}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    measure()

@@ -1,0 +1,73 @@
+"""Run every benchmark, print one table, write `latest.json`; run as `python benchmarks/run_all.py` or `make bench`."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import floor
+import graft_vs_grpo
+import selection
+import step_vs_trl
+from common import HERE, SETTINGS, machine
+
+# key: (target, whether more is better)
+TARGETS = {
+    "step_speedup_vs_trl": (2.0, True),
+    "step_speedup_vs_trl_150k": (4.0, True),
+    "memory_growth_vs_trl_150k": (0.5, False),
+    "graft_over_grpo": (1.15, False),
+    "select_1m_seconds": (1.0, False),
+}
+
+
+def collect() -> dict[str, Any]:
+    started = time.perf_counter()
+    steps = step_vs_trl.measure()
+    graft = graft_vs_grpo.measure()
+    floors = floor.measure()
+    for name, found in floors.items():
+        ours = {phase: steps[f"{name}_step"]["ours_phases"][phase] for phase in ("sampling", "training")}
+        floor.report(SETTINGS[name], found, ours)
+        for phase, seconds in ours.items():
+            found[f"{phase}_over_floor"] = seconds / found[f"{phase}_seconds"]
+    selected = selection.measure()
+    values = {**steps, **graft, **selected}
+    return {
+        **{key: float(values[key]) for key in TARGETS},
+        "targets": {key: target for key, (target, _) in TARGETS.items()},
+        "details": {
+            "written": datetime.now(UTC).isoformat(timespec="seconds"),
+            "seconds_in_all": time.perf_counter() - started,
+            "machine": machine(),
+            "step_vs_trl": {key: value for key, value in steps.items() if key not in TARGETS},
+            "graft_vs_grpo": {key: value for key, value in graft.items() if key not in TARGETS},
+            "floor": floors,
+            "selection": selected,
+        },
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    lines = [f"{'':<28} {'value':>8} {'target':>9}  met"]
+    for key, (target, more) in TARGETS.items():
+        value = result[key]
+        met = value >= target if more else value <= target
+        lines.append(f"{key:<28} {value:>8.3f} {'>=' if more else '<='} {target:>6g}  {'yes' if met else 'NO'}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    result = collect()
+    print("\n" + table(result))
+    latest = HERE / "latest.json"
+    part = latest.with_suffix(".part")
+    part.write_text(json.dumps(result, indent=1) + "\n")
+    part.replace(latest)
+    print(f"{result['details']['seconds_in_all']:.0f} s in all; written to {latest}")
+
+
+if __name__ == "__main__":
+    main()
