@@ -103,6 +103,9 @@ class Row:
     old_logprobs: float32 [T] under the receiver's weights when the step began; None until scored.
     advantages:   a scalar for the whole response, or float32 [T].
     weight:       multiplies the row's loss, never its token count.
+    ends_with_eos: the last token is the receiver's EOS.
+    source_logprob: mean log-probability per token under the source at generation, EOS excluded; NaN where no term of
+        the method reads it.
     """
 
     prompt_id: str
@@ -114,6 +117,8 @@ class Row:
     loss_mask: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
     old_logprobs: NDArray[np.float32] | None = None
     weight: float = 1.0
+    ends_with_eos: bool = False
+    source_logprob: float = float("nan")
 
     def __post_init__(self) -> None:
         if len(self.loss_mask) == 0:

@@ -49,7 +49,7 @@ def token_batch(ref: bool = False) -> TokenBatch:
     advantages = torch.tensor([[1.0, 1.0, -1.0]])
     mask = torch.ones(1, 3, dtype=torch.bool)
     reference = torch.tensor([[-1.0, -0.2, -2.0]]) if ref else None
-    return TokenBatch(logprobs, old, advantages, mask, torch.ones(1), reference)
+    return TokenBatch(logprobs, old, advantages, mask, mask, torch.zeros(1), reference)
 
 
 def test_the_loss_is_the_negative_clipped_surrogate():
@@ -63,8 +63,10 @@ def test_the_loss_is_the_negative_clipped_surrogate():
 def test_dual_clip_bounds_the_loss_of_negative_advantages():
     settings = GRPOSettings(dual_clip=3.0)
     batch = token_batch()
-    batch = TokenBatch(torch.tensor([[1.0]]), torch.tensor([[-1.0]]), torch.tensor([[-1.0]]), batch.mask_BT[:, :1],
-                       batch.weights_B)  # fmt: skip
+    one = batch.mask_BT[:, :1]
+    batch = TokenBatch(
+        torch.tensor([[1.0]]), torch.tensor([[-1.0]]), torch.tensor([[-1.0]]), one, one, batch.source_logprobs_B
+    )
     (term,) = clip_objective(settings, ("own",)).terms
     torch.testing.assert_close(term.token_loss(batch).loss_BT, torch.tensor([[3.0]]))  # ratio e^2 = 7.39
 

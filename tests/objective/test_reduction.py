@@ -43,7 +43,7 @@ def objective_and_gradient(term, rows, logprobs, old_logprobs, microbatches):
     total = 0.0
     for part in microbatches:
         batch = TokenBatch(
-            logprobs[part], old_logprobs[part], advantages[part], mask[part], torch.ones(len(mask[part]))
+            logprobs[part], old_logprobs[part], advantages[part], mask[part], mask[part], torch.zeros(len(mask[part]))
         )
         loss = weighted_sum(term.token_loss(batch).loss_BT, mask[part], scales[part])
         loss.backward()

@@ -8,6 +8,7 @@ from graftrl.exchange.compatibility import (
     compatibility_scores,
     compatibility_weight,
     compatibility_weights,
+    mean_logprobs,
 )
 from graftrl.exchange.retokenize import Rejected, Retokenized, retokenize, same_tokenizer
 from graftrl.exchange.selection import all_fail_overlap, complementary_candidates, select_complementary
@@ -21,6 +22,7 @@ __all__ = [
     "compatibility_weight",
     "compatibility_weights",
     "complementary_candidates",
+    "mean_logprobs",
     "retokenize",
     "same_tokenizer",
     "select_complementary",

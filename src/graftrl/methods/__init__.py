@@ -10,8 +10,11 @@ from graftrl.errors import ConfigError
 from graftrl.methods.base import Exchange, Method, StepContext, Transfer
 from graftrl.methods.graft import GRAFT
 from graftrl.methods.grpo import GRPO
+from graftrl.methods.hacpo import HACPO
+from graftrl.methods.luffy import LUFFY
+from graftrl.methods.sgt import SGT
 
-METHODS: dict[str, Any] = {"grpo": GRPO, "graft": GRAFT}
+METHODS: dict[str, Any] = {"grpo": GRPO, "graft": GRAFT, "sgt": SGT, "hacpo": HACPO, "luffy": LUFFY}
 
 # Named variants: one line of configuration each.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -62,4 +65,17 @@ def _import(path: str) -> Any:
     return found
 
 
-__all__ = ["GRAFT", "GRPO", "METHODS", "PRESETS", "Exchange", "Method", "StepContext", "Transfer", "build_method"]
+__all__ = [
+    "GRAFT",
+    "GRPO",
+    "HACPO",
+    "LUFFY",
+    "METHODS",
+    "PRESETS",
+    "SGT",
+    "Exchange",
+    "Method",
+    "StepContext",
+    "Transfer",
+    "build_method",
+]

@@ -6,18 +6,23 @@ keeps no state between steps, so a resumed run needs nothing of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from graftrl.exchange import Rejected, mean_logprobs, retokenize
 from graftrl.objective import Objective, group_advantages
 from graftrl.rollout import Group, Prompt, Row
 from graftrl.settings import Settings
 
 Groups = Mapping[str, Sequence[Group]]  # model -> its groups, in prompt order
+
+
+SCORE_BINS = [round(0.05 * i, 2) for i in range(41)]  # of s, 0 to 2; the last bin also holds what lies above
 
 
 class CodecLike(Protocol):
@@ -35,7 +40,7 @@ class StepContext:
     """What a method may ask for during a step.
 
     seed: for this step's draws. score: log-probabilities, float32 [T] per row, under the receiver's weights at the
-    start of the step.
+    start of the step. mean_rewards: per model its mean reward of every step so far, this one last.
     """
 
     step: int
@@ -44,6 +49,7 @@ class StepContext:
     max_response_tokens: int
     codecs: Mapping[str, CodecLike]
     score: Callable[[str, Sequence[Row]], list[NDArray[np.float32]]]
+    mean_rewards: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +108,102 @@ def own_rows(group: Group, codec: CodecLike, *, normalize_std: bool = True) -> l
             kind="own",
             source=group.model,
             old_logprobs=response.logprobs,
+            ends_with_eos=response.finish_reason == "stop",
         )
         for response, advantage in zip(group.responses, advantages, strict=True)
     ]
+
+
+def peer_row(
+    group: Group, index: int, receiver: str, context: StepContext, *, advantage: float, kind: str
+) -> Row | Rejected:
+    """One response of a peer's group as a row in the receiver's tokens, not yet scored."""
+    response, codec, source = group.responses[index], context.codecs[receiver], context.codecs[group.model]
+    ours = retokenize(
+        response.token_ids,
+        response.finish_reason,
+        source.tokenizer,
+        codec.tokenizer,
+        receiver_eos_id=codec.eos_id,
+        max_tokens=context.max_response_tokens,
+        same_vocabulary=source.fingerprint == codec.fingerprint,
+    )
+    if isinstance(ours, Rejected):
+        return ours
+    return Row(
+        prompt_id=group.prompt.id,
+        prompt_token_ids=codec.prompt_token_ids(group.prompt),
+        response_token_ids=ours.token_ids,
+        advantages=advantage,
+        kind=kind,
+        source=group.model,
+        ends_with_eos=ours.ends_with_eos,
+        source_logprob=float(mean_logprobs([response.content_logprobs])[0]),
+    )
+
+
+def transfer_of(
+    receiver: str,
+    group: Group,
+    index: int,
+    status: str,
+    reason: str = "",
+    *,
+    advantage: float,
+    score: float | None = None,
+    weight: float = 0.0,
+    receiver_tokens: int = 0,
+) -> Transfer:
+    """The log entry of one peer response."""
+    return Transfer(
+        receiver=receiver,
+        source=group.model,
+        prompt_id=group.prompt.id,
+        response_index=index,
+        status=status,
+        reason=reason,
+        reward=float(group.responses[index].reward or 0.0),
+        advantage=advantage,
+        score=score,
+        weight=weight,
+        receiver_tokens=receiver_tokens,
+    )
+
+
+def direction_stats(
+    transfers: Sequence[Transfer], models: Iterable[str], candidates: Mapping[tuple[str, str], int]
+) -> dict[str, dict[str, Any]]:
+    """Diagnostics per "source->receiver". candidates: prompts per (source, receiver) that the method could transfer."""
+    names = list(models)
+    return {
+        f"{source}->{receiver}": {
+            **_moved_stats([t for t in transfers if (t.receiver, t.source) == (receiver, source)]),
+            "candidates": candidates.get((source, receiver), 0),
+        }
+        for receiver in names
+        for source in names
+        if source != receiver
+    }
+
+
+def _moved_stats(moved: Sequence[Transfer]) -> dict[str, Any]:
+    admitted = [t for t in moved if t.status == "admitted"]
+    scores = np.array([t.score for t in moved if t.score is not None])
+    rejected = Counter(t.reason for t in moved if t.status == "rejected")
+    counts, _ = np.histogram(np.minimum(scores, SCORE_BINS[-1]), bins=SCORE_BINS)
+    return {
+        "selected": len({t.prompt_id for t in moved}),
+        "responses": len(moved),
+        "admitted": len(admitted),
+        "admitted_successes": sum(t.reward == 1.0 for t in admitted),
+        "admitted_failures": sum(t.reward != 1.0 for t in admitted),
+        "gated": sum(t.status == "gated" for t in moved),
+        "gated_not_finite": sum(t.reason == "not finite" for t in moved),
+        "rejected": dict(rejected),
+        "score_mean": float(scores.mean()) if len(scores) else None,
+        "score_histogram": counts.tolist(),
+        "weight_mean": float(np.mean([t.weight for t in admitted])) if admitted else None,
+    }
 
 
 def by_prompt(rows: Sequence[Row]) -> list[list[Row]]:

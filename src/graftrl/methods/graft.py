@@ -6,10 +6,12 @@ weighted by how compatible it is with the receiver, and trained last.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from graftrl.errors import DataError
@@ -18,16 +20,24 @@ from graftrl.exchange import (
     compatibility_scores,
     compatibility_weights,
     complementary_candidates,
-    retokenize,
     select_complementary,
 )
-from graftrl.methods.base import Exchange, Groups, StepContext, Transfer, by_prompt, cut_by_prompt, own_rows
+from graftrl.methods.base import (
+    Exchange,
+    Groups,
+    StepContext,
+    Transfer,
+    by_prompt,
+    cut_by_prompt,
+    direction_stats,
+    own_rows,
+    peer_row,
+    transfer_of,
+)
 from graftrl.methods.grpo import ClipSettings, clip_objective
 from graftrl.objective import Objective, group_advantages
 from graftrl.rollout import Group, Row, successes_by_model
 from graftrl.settings import Settings
-
-SCORE_BINS = [round(0.05 * i, 2) for i in range(41)]  # 0 to 2; the last bin also holds what lies above
 
 
 class GRAFTSettings(ClipSettings):
@@ -73,75 +83,58 @@ class GRAFT:
             peers = [group_of[source, prompt_id] for prompt_id, source in selected[receiver].items()]
             rows += self._graft(receiver, peers, context, exchange.transfers)
             exchange.rows[receiver] = rows
-        self._diagnose(exchange, successes, selected, context)
+        self._diagnose(exchange, successes, context)
         return exchange
 
     def _graft(
         self, receiver: str, peers: Sequence[Group], context: StepContext, transfers: list[Transfer]
     ) -> list[Row]:
         """The peer groups as rows of the receiver. One scoring pass gives both s and `old_logprobs`."""
-        codec = context.codecs[receiver]
         rows: list[Row] = []
         origins: list[tuple[Group, int]] = []
         for group in peers:
             # Source-computed advantages over the full group, before any response is gated or rejected.
             advantages = group_advantages(group.rewards, normalize_std=self.settings.normalize_std).tolist()
-            source = context.codecs[group.model]
-            for index, response in enumerate(group.responses):
-                ours = retokenize(
-                    response.token_ids,
-                    response.finish_reason,
-                    source.tokenizer,
-                    codec.tokenizer,
-                    receiver_eos_id=codec.eos_id,
-                    max_tokens=context.max_response_tokens,
-                    same_vocabulary=source.fingerprint == codec.fingerprint,
-                )
-                if isinstance(ours, Rejected):
-                    transfers.append(_transfer(receiver, group, index, "rejected", ours.reason, advantages[index]))
+            for index, advantage in enumerate(advantages):
+                row = peer_row(group, index, receiver, context, advantage=advantage, kind="grafted")
+                if isinstance(row, Rejected):
+                    rejected = transfer_of(receiver, group, index, "rejected", row.reason, advantage=advantage)
+                    transfers.append(rejected)
                     continue
-                rows.append(
-                    Row(
-                        prompt_id=group.prompt.id,
-                        prompt_token_ids=codec.prompt_token_ids(group.prompt),
-                        response_token_ids=ours.token_ids,
-                        advantages=advantages[index],
-                        kind="grafted",
-                        source=group.model,
-                    )
-                )
+                rows.append(row)
                 origins.append((group, index))
         receiver_logprobs = context.score(receiver, rows)
-        responses = [group.responses[index] for group, index in origins]
         scores = compatibility_scores(
-            [
-                logprobs[:-1] if response.finish_reason == "stop" else logprobs  # EOS excluded on both sides
-                for logprobs, response in zip(receiver_logprobs, responses, strict=True)
-            ],
-            [response.content_logprobs for response in responses],
+            # EOS excluded on both sides
+            [x[:-1] if row.ends_with_eos else x for x, row in zip(receiver_logprobs, rows, strict=True)],
+            [group.responses[index].content_logprobs for group, index in origins],
         )
-        if self.settings.weighting == "none":
-            weights = np.where(np.isnan(scores), 0.0, 1.0)
-        else:
-            floor = self.settings.weighting == "gate"
-            weights = compatibility_weights(scores, self.settings.threshold, floor=floor)
         admitted: list[Row] = []
         for row, (group, index), logprobs, score, weight in zip(
-            rows, origins, receiver_logprobs, scores.tolist(), weights.tolist(), strict=True
+            rows, origins, receiver_logprobs, scores.tolist(), self._weights(scores).tolist(), strict=True
         ):
             finite = bool(np.isfinite(score)) and bool(np.isfinite(logprobs).all())
-            weight = weight if finite else 0.0
-            status, reason = ("admitted", "") if weight > 0 else ("gated", "score" if finite else "not finite")
+            row.old_logprobs, row.weight = logprobs, weight if finite else 0.0
+            if row.weight > 0:
+                admitted.append(row)
             transfers.append(
-                _transfer(
-                    receiver, group, index, status, reason, float(row.advantages), score if finite else None, weight,
-                    len(row.response_token_ids),
+                transfer_of(
+                    receiver, group, index,
+                    "admitted" if row.weight > 0 else "gated",
+                    "" if row.weight > 0 else "score" if finite else "not finite",
+                    advantage=float(row.advantages),
+                    score=score if finite else None,
+                    weight=row.weight,
+                    receiver_tokens=len(row.response_token_ids),
                 )
             )  # fmt: skip
-            if weight > 0:
-                row.old_logprobs, row.weight = logprobs, weight
-                admitted.append(row)
         return admitted
+
+    def _weights(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
+        if self.settings.weighting == "none":
+            return np.where(np.isnan(scores), 0.0, 1.0)
+        floor = self.settings.weighting == "gate"
+        return compatibility_weights(scores, self.settings.threshold, floor=floor)
 
     def order(self, rows: Sequence[Row], minibatch_prompts: int, rng: np.random.Generator) -> list[list[Row]]:
         """Own prompts, then grafted ones, cut into minibatches; the boundary minibatch may hold both."""
@@ -158,31 +151,19 @@ class GRAFT:
     def objective(self, minibatch_index: int) -> Objective:
         return self._objective
 
-    def _diagnose(
-        self,
-        exchange: Exchange,
-        successes: dict[str, dict[str, int]],
-        selected: dict[str, dict[str, str]],
-        context: StepContext,
-    ) -> None:
+    def _diagnose(self, exchange: Exchange, successes: dict[str, dict[str, int]], context: StepContext) -> None:
         candidates = complementary_candidates(
             successes, context.group_size, admit_all_success=self.settings.admit_all_success, seed=context.seed
         )
-        for receiver in successes:
-            for source in successes:
-                if source == receiver:
-                    continue
-                moved = [t for t in exchange.transfers if (t.receiver, t.source) == (receiver, source)]
-                stats = _direction_stats(moved)
-                stats["candidates"] = sum(s == source for s, _ in candidates[receiver].values())
-                stats["selected"] = sum(s == source for s in selected[receiver].values())
-                exchange.directions[f"{source}->{receiver}"] = stats
-                if stats["admitted_failures"] >= context.group_size and stats["admitted_successes"] == 0:
-                    exchange.notes.append(
-                        f"{source}->{receiver}: only failed peer responses passed the gate (negative-only transfer). "
-                        "Successes score too low for this receiver: responses are short or styles differ; try "
-                        "method.weighting=no_floor or a lower method.threshold"
-                    )
+        found = Counter((source, receiver) for receiver, of in candidates.items() for source, _ in of.values())
+        exchange.directions = direction_stats(exchange.transfers, successes, found)
+        for direction, stats in exchange.directions.items():
+            if stats["admitted_failures"] >= context.group_size and stats["admitted_successes"] == 0:
+                exchange.notes.append(
+                    f"{direction}: only failed peer responses passed the gate (negative-only transfer). Successes "
+                    "score too low for this receiver: responses are short or styles differ; try "
+                    "method.weighting=no_floor or a lower method.threshold"
+                )
 
 
 def _require_binary_rewards(groups: Groups) -> None:
@@ -194,51 +175,3 @@ def _require_binary_rewards(groups: Groups) -> None:
                     f"prompt {group.prompt.id!r} has reward {odd[0]:g}; graft's selection rules need rewards of 0 or "
                     "1: let the verifier of the task decide right or wrong, or use method grpo"
                 )
-
-
-def _transfer(
-    receiver: str,
-    group: Group,
-    index: int,
-    status: str,
-    reason: str,
-    advantage: float,
-    score: float | None = None,
-    weight: float = 0.0,
-    receiver_tokens: int = 0,
-) -> Transfer:
-    return Transfer(
-        receiver=receiver,
-        source=group.model,
-        prompt_id=group.prompt.id,
-        response_index=index,
-        status=status,
-        reason=reason,
-        reward=float(group.responses[index].reward or 0.0),
-        advantage=advantage,
-        score=score,
-        weight=weight,
-        receiver_tokens=receiver_tokens,
-    )
-
-
-def _direction_stats(moved: Sequence[Transfer]) -> dict[str, Any]:
-    admitted = [t for t in moved if t.status == "admitted"]
-    scores = np.array([t.score for t in moved if t.score is not None])
-    rejected: dict[str, int] = {}
-    for t in moved:
-        if t.status == "rejected":
-            rejected[t.reason] = rejected.get(t.reason, 0) + 1
-    counts, _ = np.histogram(np.minimum(scores, SCORE_BINS[-1]), bins=SCORE_BINS)
-    return {
-        "responses": len(moved),
-        "admitted": len(admitted),
-        "admitted_successes": sum(t.reward == 1.0 for t in admitted),
-        "admitted_failures": sum(t.reward != 1.0 for t in admitted),
-        "gated": sum(t.status == "gated" for t in moved),
-        "gated_not_finite": sum(t.reason == "not finite" for t in moved),
-        "rejected": rejected,
-        "score_mean": float(scores.mean()) if len(scores) else None,
-        "score_histogram": counts.tolist(),
-        "weight_mean": float(np.mean([t.weight for t in admitted])) if admitted else None,
-    }

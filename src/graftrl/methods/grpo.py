@@ -56,6 +56,12 @@ class GRPOSettings(ClipSettings):
     max_sampling_rounds: int = Field(10, ge=1)
 
 
+def kl_loss(tokens: TokenBatch) -> TokenLoss:
+    """The k3 estimate of KL(pi || reference) per token."""
+    assert tokens.ref_logprobs_BT is not None
+    return TokenLoss(k3_kl(tokens.logprobs_BT, tokens.ref_logprobs_BT))
+
+
 def clip_objective(settings: ClipSettings, kinds: tuple[str, ...]) -> Objective:
     """The clipped surrogate over rows of `kinds` with one shared denominator, plus the KL term where it is on."""
 
@@ -67,10 +73,6 @@ def clip_objective(settings: ClipSettings, kinds: tuple[str, ...]) -> Objective:
         else:
             surrogate = dual_clipped_surrogate(*arguments, *bounds, settings.dual_clip)
         return TokenLoss(-surrogate, clipped(*arguments, *bounds))
-
-    def kl_loss(tokens: TokenBatch) -> TokenLoss:
-        assert tokens.ref_logprobs_BT is not None
-        return TokenLoss(k3_kl(tokens.logprobs_BT, tokens.ref_logprobs_BT))
 
     reductions: dict[str, Reduction] = {
         "token_mean": token_mean,

@@ -22,14 +22,16 @@ class TokenBatch:
     """What a token loss may read of a microbatch's rows.
 
     logprobs_BT carries the gradient; all others are constants. advantages_BT has the row's weight folded in, so a
-    surrogate of it is the weighted surrogate. ref_logprobs_BT is present iff the objective asks for a reference.
+    surrogate of it is the weighted surrogate. content_mask_BT is the mask without the final EOS. ref_logprobs_BT is
+    present iff the objective asks for a reference.
     """
 
     logprobs_BT: Tensor
     old_logprobs_BT: Tensor
     advantages_BT: Tensor
     mask_BT: Tensor
-    weights_B: Tensor
+    content_mask_BT: Tensor
+    source_logprobs_B: Tensor
     ref_logprobs_BT: Tensor | None = None
 
 
@@ -45,6 +47,7 @@ class TokenLoss:
 class Term:
     """coefficient * reduction over the rows of `kinds` of token_loss.
 
+    counted: kinds whose tokens the reduction counts (default: `kinds`), for terms that share one denominator.
     policy_gradient: the token loss is linear in the weighted advantage, so rows whose weighted advantages are all 0
         need neither forward nor backward pass; they only count in the denominator.
     """
@@ -54,15 +57,17 @@ class Term:
     reduction: Reduction = token_mean
     coefficient: float = 1.0
     policy_gradient: bool = False
+    counted: tuple[str, ...] | None = None
 
     def scales(self, rows: Sequence[Row]) -> list[float]:
         """One factor per row of the minibatch, 0 for rows of other kinds; coefficient included."""
-        mine = [i for i, row in enumerate(rows) if row.kind in self.kinds]
+        counted = [i for i, row in enumerate(rows) if row.kind in (self.counted or self.kinds)]
         scales = [0.0] * len(rows)
-        if mine:
-            factors = self.reduction(np.array([rows[i].loss_tokens for i in mine], dtype=np.int64))
-            for i, factor in zip(mine, factors, strict=True):
-                scales[i] = float(factor) * self.coefficient
+        if counted:
+            factors = self.reduction(np.array([rows[i].loss_tokens for i in counted], dtype=np.int64))
+            for i, factor in zip(counted, factors, strict=True):
+                if rows[i].kind in self.kinds:
+                    scales[i] = float(factor) * self.coefficient
         return scales
 
     def needs_pass(self, row: Row) -> bool:

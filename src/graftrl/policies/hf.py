@@ -227,7 +227,8 @@ class HFPolicy:
                 old_logprobs_BT=pad_values([_old(row) for row in members], longest, self.device),
                 advantages_BT=pad_values([_weighted_advantages(row) for row in members], longest, self.device),
                 mask_BT=padded.mask_BT,
-                weights_B=torch.tensor([row.weight for row in members], device=self.device),
+                content_mask_BT=padded.content_mask_BT,
+                source_logprobs_B=torch.tensor([row.source_logprob for row in members], device=self.device),
                 ref_logprobs_BT=None
                 if reference is None
                 else pad_values([reference[j] for j in batch], longest, self.device),

@@ -29,7 +29,8 @@ class Padded:
     """Rows side by side, padded on the right: a causal model needs no mask there, and positions are 0, 1, 2, ...
 
     token_ids_BS: prompt and response. positions_N: flat index into [B * S] of the positions that predict the response
-    tokens; targets_N: those tokens; cells_N: flat index of each into [B * T]. mask_BT: True on loss tokens.
+    tokens; targets_N: those tokens; cells_N: flat index of each into [B * T]. mask_BT: True on loss tokens;
+    content_mask_BT: the same without a final EOS.
     """
 
     token_ids_BS: Tensor
@@ -37,6 +38,7 @@ class Padded:
     targets_N: Tensor
     cells_N: Tensor
     mask_BT: Tensor
+    content_mask_BT: Tensor
 
     def scatter(self, values_N: Tensor) -> Tensor:
         """[N] back to [B, T], 0 on padding; differentiable."""
@@ -50,10 +52,12 @@ def pad(rows: Sequence[Row], device: torch.device) -> Padded:
     width, longest = int((prompt_B + response_B).max()), int(response_B.max())
     token_ids = np.zeros((len(rows), width), dtype=np.int64)
     mask = np.zeros((len(rows), longest), dtype=np.bool_)
+    content_mask = np.zeros_like(mask)
     for b, row in enumerate(rows):
         token_ids[b, : prompt_B[b]] = row.prompt_token_ids
         token_ids[b, prompt_B[b] : prompt_B[b] + response_B[b]] = row.response_token_ids
         mask[b, : response_B[b]] = row.loss_mask
+        content_mask[b, : response_B[b] - row.ends_with_eos] = row.loss_mask[: response_B[b] - row.ends_with_eos]
     b_N = np.repeat(np.arange(len(rows)), response_B)
     t_N = np.concatenate([np.arange(length) for length in response_B])
     return Padded(
@@ -62,6 +66,7 @@ def pad(rows: Sequence[Row], device: torch.device) -> Padded:
         targets_N=torch.from_numpy(np.concatenate([row.response_token_ids for row in rows])).to(device),
         cells_N=torch.from_numpy(b_N * longest + t_N).to(device),
         mask_BT=torch.from_numpy(mask).to(device),
+        content_mask_BT=torch.from_numpy(content_mask).to(device),
     )
 
 

@@ -97,6 +97,10 @@ def train_step(
     step, clock = state.step + 1, Clock()
     groups = collect_groups(recipe, prepared, pool, state, clock)
 
+    for model, of_model in groups.items():
+        rewards = [reward for group in of_model for reward in group.rewards.tolist()]
+        state.mean_rewards.setdefault(model, []).append(float(np.mean(rewards)) if rewards else 0.0)
+
     def score(model: str, rows: Sequence[Row]) -> list[Any]:
         with clock("scoring"):
             return engine.score(model, rows)
@@ -109,6 +113,7 @@ def train_step(
             max_response_tokens=recipe.sampling.max_response_tokens,
             codecs=engine.codecs,
             score=score,
+            mean_rewards=state.mean_rewards,
         )
         exchange = method.exchange(groups, context)
     rows, old_logprobs = settle_old_logprobs(engine, method, exchange.rows, state, clock)

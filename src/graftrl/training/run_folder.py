@@ -23,8 +23,9 @@ class TrainingState:
     """Everything besides weights and optimizers that a resumed run needs.
 
     step: finished steps. batches: prompt batches consumed (more than steps under dynamic sampling). wall_s: accumulated
-    seconds of finished steps. The token counts are accumulated over steps and models. exact_generation: per model,
-    whether generation log-probabilities serve as `old_logprobs`. metrics: the line of the last finished step.
+    seconds of finished steps. The token counts are accumulated over steps and models. mean_rewards: per model, of
+    every step. exact_generation: per model, whether generation log-probabilities serve as `old_logprobs`. metrics: the
+    line of the last finished step.
     """
 
     step: int = 0
@@ -33,6 +34,7 @@ class TrainingState:
     sampled_tokens: int = 0
     trained_tokens: int = 0
     passed_tokens: int = 0
+    mean_rewards: dict[str, list[float]] = field(default_factory=dict)
     exact_generation: dict[str, bool] = field(default_factory=dict)
     best_step: int | None = None
     best_score: float | None = None

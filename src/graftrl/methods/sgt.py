@@ -1,0 +1,108 @@
+"""SGT, success-guided transfer: GRPO on own groups, plus imitation of one peer success where the receiver fails.
+
+Liu et al. (2026), "Mutual RL"; the form that the GRAFT paper compares with.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from graftrl.exchange import Rejected
+from graftrl.methods.base import (
+    Exchange,
+    Groups,
+    StepContext,
+    cut_by_prompt,
+    direction_stats,
+    own_rows,
+    peer_row,
+    transfer_of,
+)
+from graftrl.methods.grpo import ClipSettings, clip_objective
+from graftrl.objective import Objective, Term, TokenBatch, token_mean
+from graftrl.objective.terms import TokenLoss
+from graftrl.rollout import Group, Row
+from graftrl.seeds import generator
+from graftrl.settings import Settings
+
+
+class SGTSettings(ClipSettings):
+    """sft_coefficient: of the imitation term, the token-mean likelihood loss of a minibatch's peer successes."""
+
+    name: Literal["sgt"] = "sgt"
+    sft_coefficient: float = Field(0.1, ge=0)
+
+
+def nll(tokens: TokenBatch) -> TokenLoss:
+    """Negative log-likelihood per token."""
+    return TokenLoss(-tokens.logprobs_BT)
+
+
+def draw_success(peers: Sequence[Group], receiver: str, context: StepContext, exchange: Exchange) -> Row | None:
+    """One uniformly drawn success of the peers' groups on a prompt, as an "sft" row; None when there is none.
+
+    A drawn response that cannot be put into the receiver's tokens is logged as rejected and another is drawn.
+    """
+    successes = [(group, i) for group in peers for i, r in enumerate(group.responses) if r.reward == 1.0]
+    if not successes:
+        return None
+    rng = generator(context.seed, "success", receiver, successes[0][0].prompt.id)
+    for choice in rng.permutation(len(successes)):
+        group, index = successes[choice]
+        row = peer_row(group, index, receiver, context, advantage=0.0, kind="sft")
+        if isinstance(row, Rejected):
+            exchange.transfers.append(transfer_of(receiver, group, index, "rejected", row.reason, advantage=0.0))
+            continue
+        row.old_logprobs = np.zeros(len(row.response_token_ids), np.float32)  # a likelihood has no ratio
+        exchange.transfers.append(
+            transfer_of(
+                receiver, group, index, "admitted", advantage=0.0, weight=1.0,
+                receiver_tokens=len(row.response_token_ids),
+            )
+        )  # fmt: skip
+        return row
+    return None
+
+
+class SGT:
+    settings_type: ClassVar[type[Settings]] = SGTSettings
+    fewest_models: ClassVar[int] = 2
+    filter: Callable[[Group], bool] | None = None
+    sampling_rounds = 1
+
+    def __init__(self, settings: SGTSettings) -> None:
+        self.settings = settings
+        own = clip_objective(settings, ("own",))
+        imitation = Term(("sft",), nll, token_mean, coefficient=settings.sft_coefficient)
+        self._objective = Objective((*own.terms, imitation), needs_reference=own.needs_reference)
+
+    def exchange(self, groups: Groups, context: StepContext) -> Exchange:
+        exchange = Exchange({})
+        candidates: Counter[tuple[str, str]] = Counter()
+        of_prompt: dict[str, list[Group]] = {}
+        for group in (group for of_model in groups.values() for group in of_model):
+            of_prompt.setdefault(group.prompt.id, []).append(group)
+        for receiver, of_receiver in groups.items():
+            rows: list[Row] = []
+            for group in of_receiver:
+                rows += own_rows(group, context.codecs[receiver], normalize_std=self.settings.normalize_std)
+                if group.all_fail:
+                    peers = [peer for peer in of_prompt[group.prompt.id] if peer.model != receiver]
+                    candidates.update((peer.model, receiver) for peer in peers if peer.successes)
+                    imitated = draw_success(peers, receiver, context, exchange)
+                    if imitated is not None:
+                        rows.append(imitated)
+            exchange.rows[receiver] = rows
+        exchange.directions = direction_stats(exchange.transfers, groups, candidates)
+        return exchange
+
+    def order(self, rows: Sequence[Row], minibatch_prompts: int, rng: np.random.Generator) -> list[list[Row]]:
+        return cut_by_prompt(rows, minibatch_prompts)
+
+    def objective(self, minibatch_index: int) -> Objective:
+        return self._objective
