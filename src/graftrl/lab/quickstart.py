@@ -86,8 +86,8 @@ def run_quickstart(
     report = write_report(runs, root / "report.html", title="graftrl quickstart: GRPO and GRAFT")
     console.print(comparison_table(scores(runs)))
     console.print(
-        f"pass@1 on {recipe.evaluation.prompts or recipe.task.validation_size} held-out prompts; 95 % intervals: bootstrap "
-        "over prompts before training, "
+        f"pass@1 on {recipe.evaluation.prompts or recipe.task.validation_size} held-out prompts; 95 % intervals: "
+        "bootstrap over prompts before training, "
         + (f"Student's t over {seeds} seeds after" if seeds > 1 else "none after, which would need two seeds"),
         style="dim",
         highlight=False,
