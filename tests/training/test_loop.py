@@ -232,3 +232,47 @@ def test_kl_to_the_reference_is_zero_in_the_first_minibatch_and_then_acts(make_r
     anchored = run_recipe(make_recipe({"name": "grpo", "kl_coefficient": 5.0}, steps=2), tmp_path / "kl")
     first, second = weights(plain, 2), weights(anchored, 2)
     assert any(not torch.equal(first["A"][key], second["A"][key]) for key in first["A"])
+
+
+def test_the_best_step_gets_a_checkpoint_even_between_two_regular_ones(make_recipe, new_run):
+    task = {
+        "kind": "function",
+        "prompts": "toy_task:prompts",
+        "validation_prompts": "toy_task:prompts",
+        "verifier": "toy_task:verify",
+    }
+    run = run_recipe(
+        make_recipe("grpo", steps=4, task=task, evaluation={"every": 1}, checkpoint={"every": 100}), new_run
+    )
+    state = json.loads((run.latest_checkpoint() / "state.json").read_text())
+    assert state["best_step"] in run.checkpoint_steps() and 4 in run.checkpoint_steps()
+
+
+def test_an_interrupt_after_the_last_look_at_it_waits_for_the_next_step(make_recipe, new_run):
+    import os
+    import signal
+
+    class InterruptAfterSaving(Silent):
+        def step(self, metrics):
+            if metrics["step"] == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    run = run_recipe(make_recipe("grpo", steps=9, checkpoint={"every": 5}), new_run, InterruptAfterSaving())
+    assert [line["step"] for line in run.read_metrics()] == [1, 2] and run.checkpoint_steps() == [2]
+
+
+def test_trackers_get_every_number_of_a_step(make_recipe, new_run):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = run_recipe(make_recipe("graft", steps=2, trackers=["tensorboard"]), new_run)
+    events = EventAccumulator(str(run.root / "tensorboard"))
+    events.Reload()
+    (first, second) = events.Scalars("models/A/reward_mean")
+    lines = run.read_metrics()
+    assert (first.step, second.step) == (1, 2)
+    assert second.value == pytest.approx(lines[1]["models"]["A"]["reward_mean"])
+
+
+def test_a_missing_tracker_package_is_named(make_recipe, new_run):
+    with pytest.raises(ConfigError, match=r"pip install 'graftrl\[wandb\]'"):
+        run_recipe(make_recipe("grpo", trackers=["wandb"]), new_run)

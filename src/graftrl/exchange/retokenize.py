@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +23,8 @@ class Tokenizer(Protocol):
     """What the exchange needs of a tokenizer; Hugging Face tokenizers have it."""
 
     all_special_ids: list[int]
+
+    def __hash__(self) -> int: ...
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
@@ -97,9 +100,9 @@ def retokenize(
         same_vocabulary = same_tokenizer(source, receiver)
     if same_vocabulary:
         return _with_eos(contents, finish_reason, receiver_eos_id, max_tokens)
-    if _holds_special(contents, source):  # skipping it would train on a text the source did not write
-        return Rejected("special token")
     text = _decode(contents, source)
+    if not _special_ids(source).isdisjoint(contents):  # skipping it would train on a text the source did not write
+        return Rejected("special token")
     if not text:
         return Rejected("empty")
     if "�" in text:
@@ -110,21 +113,23 @@ def retokenize(
         return Rejected("not encodable")
     if _decode(token_ids, receiver) != text:
         return Rejected("changed by round trip")
-    if _holds_special(token_ids, receiver):  # the text spells one of the receiver's control tokens
+    if not _special_ids(receiver).isdisjoint(token_ids):  # the text spells one of the receiver's control tokens
         return Rejected("special token")
     return _with_eos(token_ids, finish_reason, receiver_eos_id, max_tokens)
 
 
-def _decode(token_ids: list[int], tokenizer: Tokenizer, *, skip_special: bool = False) -> str:
-    return tokenizer.decode(token_ids, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
+def _decode(token_ids: list[int], tokenizer: Tokenizer) -> str:
+    return tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
-def _holds_special(token_ids: list[int], tokenizer: Tokenizer) -> bool:
-    # `all_special_ids` names only the tokens with a role (eos, pad, ...); a tokenizer file may mark more as special,
-    # and those show only in what decoding skips.
-    if not set(token_ids).isdisjoint(tokenizer.all_special_ids):
-        return True
-    return _decode(token_ids, tokenizer) != _decode(token_ids, tokenizer, skip_special=True)
+@lru_cache(maxsize=64)
+def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """Tokens with a role (eos, pad, ...), and others that the tokenizer file marks as special.
+
+    Remembered: a tokenizer works them out anew at every question.
+    """
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return frozenset(tokenizer.all_special_ids) | {i for i, token in added.items() if token.special}
 
 
 def _with_eos(contents: list[int], finish_reason: FinishReason, eos_id: int, max_tokens: int) -> Retokenized | Rejected:

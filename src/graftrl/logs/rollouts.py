@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 
 import polars as pl
@@ -91,7 +91,8 @@ def write_rollouts(
 
 def write_transfers(path: Path, step: int, transfers: Sequence[Transfer]) -> None:
     """What became of every peer response of one step."""
-    rows = [{"step": step, **asdict(transfer)} for transfer in transfers]
+    names = [field.name for field in fields(Transfer)]
+    rows = [(step, *(getattr(transfer, name) for name in names)) for transfer in transfers]
     _write(path, pl.DataFrame(rows, schema=TRANSFER_SCHEMA, orient="row"))
 
 

@@ -77,9 +77,12 @@ def train(run: RunFolder, recipe: Recipe, display: Display) -> TrainingState:
         with VerificationPool(verification.workers, verification.limit_s) as pool, interruptible() as interrupted:
             if state.step == 0 and prepared.validation and recipe.evaluation.before:
                 display.evaluated(0, evaluate(recipe, prepared, run, pool, 0))
-            while state.step < prepared.steps and not interrupted():
+            stop = False
+            while state.step < prepared.steps and not stop:
                 metrics = train_step(recipe, prepared, run, pool, state)
-                if state.step % recipe.checkpoint.every == 0 or state.step == prepared.steps or interrupted():
+                stop = interrupted()  # asked once a step: what stops the loop is what was saved
+                due = state.step % recipe.checkpoint.every == 0 or state.step in (prepared.steps, state.best_step)
+                if due or stop:
                     run.save_checkpoint(state, prepared.engine.save, recipe.checkpoint.keep)
                 run.append_metrics(metrics)
                 trackers.log(metrics)
