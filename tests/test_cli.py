@@ -90,6 +90,7 @@ def test_bad_input_is_one_line_and_a_non_zero_exit(graftrl, recipe, tmp_path, ar
     assert "no such" in train(task={"kind": "math", "train": {"path": str(tmp_path / "none.jsonl")}})
     assert "only 24 usable" in train(training={"steps": 1, "prompts_per_step": 99, "minibatch_prompts": 4})
     assert "max_prompt_tokens" in train(sampling={"max_prompt_tokens": 1, "max_response_tokens": 6})
+    assert "positions" in train(sampling={"max_prompt_tokens": 16, "max_response_tokens": 100_000})
 
 
 def test_grading_prints_every_line_with_reward_and_reason(graftrl, tmp_path):

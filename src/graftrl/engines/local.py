@@ -13,6 +13,7 @@ from graftrl.config import Recipe
 from graftrl.objective import Objective
 from graftrl.policies.config import SamplingSettings
 from graftrl.policies.hf import HFPolicy, UpdateStats
+from graftrl.policies.loading import check_context
 from graftrl.rollout import Group, Prompt, Row
 
 
@@ -26,6 +27,8 @@ class LocalEngine:
             name: HFPolicy(name, settings, recipe.sampling, None if checkpoint is None else checkpoint / name)
             for name, settings in recipe.models.items()
         }
+        for name, policy in self.policies.items():
+            check_context(name, policy.loaded.causal_lm, recipe.sampling)
         self.codecs = {name: policy.codec for name, policy in self.policies.items()}
         self.notes = [note for policy in self.policies.values() for note in policy.notes]
 

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 
 from graftrl.errors import ModelError
 from graftrl.policies.codec import Codec
-from graftrl.policies.config import ModelSettings
+from graftrl.policies.config import ModelSettings, SamplingSettings
 from graftrl.policies.logprobs import Head
 
 _PROBE = "The capital of France is Paris. Two plus two is four, and the sun rises in the east every morning."
@@ -129,6 +129,17 @@ def _named_errors(name: str, settings: ModelSettings, what: str) -> Iterator[Non
         if not Path(settings.path).expanduser().exists():
             reason = f"no such directory, and as a hub id: {reason}"
         raise ModelError(f"models.{name}.path: cannot load the {what} of {settings.path!r}: {reason}") from error
+
+
+def check_context(name: str, causal_lm: Any, sampling: SamplingSettings) -> None:
+    """Raises ModelError when the longest prompt and response together exceed the model's positions."""
+    positions = getattr(causal_lm.config.get_text_config(), "max_position_embeddings", None)
+    longest = sampling.max_prompt_tokens + sampling.max_response_tokens
+    if positions is not None and longest > positions:
+        raise ModelError(
+            f"model {name!r} has {positions} positions, but sampling.max_prompt_tokens + max_response_tokens is "
+            f"{longest}; lower one of them"
+        )
 
 
 def _eos_ids(causal_lm: Any) -> list[int]:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from graftrl.config import Recipe
-from graftrl.policies.loading import load_skeleton
+from graftrl.policies.loading import check_context, load_skeleton
 from graftrl.rollout import Prompt
 from graftrl.tasks import build_task
 from graftrl.training.data import PromptStream, prompt_length, within_limit
@@ -32,6 +32,7 @@ def print_dry_run(recipe: Recipe, console: Console | None = None) -> None:
     peak = 0
     for name, settings in recipe.models.items():
         model, codec = load_skeleton(name, settings)
+        check_context(name, model, recipe.sampling)
         lengths.append(prompt_length(codec))
         memory = estimate_memory(model, settings, recipe.sampling)
         peak += memory.peak
