@@ -194,3 +194,12 @@ def test_failed_process_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(RunError, match="warm-up of A failed with exit code 1"):
         ensure_warm_pair(tmp_path, CONFIG, settings={"A": SHORT, "B": SHORT})
     assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == []
+
+
+def test_the_default_pair_comes_with_the_package_and_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    builds = FakeBuilds(monkeypatch)
+    folders = ensure_warm_pair(tmp_path)
+    for name, folder in folders.items():
+        assert WarmupReport.read(folder).execution > 0.98
+        assert folder.parent == tmp_path and (folder / "model.safetensors").is_file(), name
+    assert builds.built == []

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import stats
 
 
 def t_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float | None]:
@@ -16,6 +15,8 @@ def t_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, flo
         raise ValueError("an interval needs at least one value")
     if len(data) == 1:
         return float(data[0]), None
+    from scipy import stats  # late: a second of start-up that most commands need not spend
+
     half = stats.t.ppf(0.5 + level / 2, len(data) - 1) * data.std(ddof=1) / math.sqrt(len(data))
     return float(data.mean()), float(half)
 

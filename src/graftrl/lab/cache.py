@@ -24,6 +24,8 @@ from graftrl.lab.models import LAB_MODELS, LabModel
 from graftrl.lab.programs import HiddenProgramsConfig, draw_programs
 from graftrl.lab.warmup import WARMUPS, WarmupReport, WarmupSettings, warm_up
 
+SHIPPED = Path(__file__).parent / "warm"  # the default pair, as `ensure_warm_pair(..., shipped=None)` built it
+
 CODE_VERSION = 1  # raised with every change of the laboratory's code that changes weights or reports
 
 
@@ -57,8 +59,12 @@ def ensure_warm_pair(
     models: Sequence[LabModel] = (LAB_MODELS["A"], LAB_MODELS["B"]),
     settings: Mapping[str, WarmupSettings] | None = None,
     seed: int = 0,
+    shipped: Path | None = SHIPPED,
 ) -> dict[str, Path]:
     """`{model name: folder}` of warmed-up models, building those that are missing; about a minute for A and B.
+
+    shipped: a folder of models that come with the package; one with the wanted hash is copied instead of built. None
+    builds every missing model.
 
     task: the default task if None. settings: warm-ups by model name, where they differ from the presets.
     A folder is named by the model and the hash of all that determines it, and holds the weights, the tokenizer and the
@@ -75,6 +81,9 @@ def ensure_warm_pair(
     folders = {name: cache_folder / f"{name}-{_hash(spec)[:12]}" for name, spec in specs.items()}
     cache_folder.mkdir(parents=True, exist_ok=True)
     with FileLock(cache_folder / ".lock"):
+        for name, spec in specs.items():
+            if shipped is not None and not _is_ready(folders[name], _hash(spec)):
+                _copy_if_ready(shipped / folders[name].name, folders[name], _hash(spec))
         missing = {name: spec for name, spec in specs.items() if not _is_ready(folders[name], _hash(spec))}
         with tempfile.TemporaryDirectory(dir=cache_folder, prefix=".building-") as building:
             _build_all(missing, Path(building))
@@ -83,6 +92,15 @@ def ensure_warm_pair(
                     shutil.rmtree(folders[name])
                 (Path(building) / name).rename(folders[name])
     return folders
+
+
+def _copy_if_ready(source: Path, target: Path, fingerprint: str) -> None:
+    if _is_ready(source, fingerprint):
+        temporary = target.with_name(f".{target.name}.tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.copytree(source, temporary)
+        shutil.rmtree(target, ignore_errors=True)
+        temporary.rename(target)
 
 
 def _build_all(specs: Mapping[str, Mapping[str, Any]], parent: Path) -> None:
