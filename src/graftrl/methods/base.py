@@ -114,6 +114,15 @@ def own_rows(group: Group, codec: CodecLike, *, normalize_std: bool = True) -> l
     ]
 
 
+def groups_by_prompt(groups: Groups) -> dict[str, list[Group]]:
+    """Every model's group on the same prompt, found by the prompt's id."""
+    found: dict[str, list[Group]] = {}
+    for of_model in groups.values():
+        for group in of_model:
+            found.setdefault(group.prompt.id, []).append(group)
+    return found
+
+
 def peer_row(
     group: Group, index: int, receiver: str, context: StepContext, *, advantage: float, kind: str
 ) -> Row | Rejected:

@@ -13,7 +13,15 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from graftrl.methods.base import Exchange, Groups, StepContext, cut_by_prompt, direction_stats, own_rows
+from graftrl.methods.base import (
+    Exchange,
+    Groups,
+    StepContext,
+    cut_by_prompt,
+    direction_stats,
+    groups_by_prompt,
+    own_rows,
+)
 from graftrl.methods.sgt import draw_success
 from graftrl.objective import Objective, Term, TokenBatch, group_advantages, importance_ratio
 from graftrl.objective.terms import TokenLoss
@@ -62,9 +70,7 @@ class LUFFY:
     def exchange(self, groups: Groups, context: StepContext) -> Exchange:
         exchange = Exchange({})
         candidates: Counter[tuple[str, str]] = Counter()
-        of_prompt: dict[str, list[Group]] = {}
-        for group in (group for of_model in groups.values() for group in of_model):
-            of_prompt.setdefault(group.prompt.id, []).append(group)
+        of_prompt = groups_by_prompt(groups)
         for receiver, of_receiver in groups.items():
             rows: list[Row] = []
             for group in of_receiver:

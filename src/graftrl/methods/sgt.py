@@ -19,6 +19,7 @@ from graftrl.methods.base import (
     StepContext,
     cut_by_prompt,
     direction_stats,
+    groups_by_prompt,
     own_rows,
     peer_row,
     transfer_of,
@@ -84,9 +85,7 @@ class SGT:
     def exchange(self, groups: Groups, context: StepContext) -> Exchange:
         exchange = Exchange({})
         candidates: Counter[tuple[str, str]] = Counter()
-        of_prompt: dict[str, list[Group]] = {}
-        for group in (group for of_model in groups.values() for group in of_model):
-            of_prompt.setdefault(group.prompt.id, []).append(group)
+        of_prompt = groups_by_prompt(groups)
         for receiver, of_receiver in groups.items():
             rows: list[Row] = []
             for group in of_receiver:
