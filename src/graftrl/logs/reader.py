@@ -1,0 +1,237 @@
+"""Reading rollout logs by column and by step: what is held in memory is what was asked for, however long the log is."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from graftrl.errors import DataError
+from graftrl.logs.checks import broken_rules
+from graftrl.logs.rollouts import ROLLOUT_SCHEMA, SCHEMA_VERSION
+from graftrl.rollout import Group, Prompt, Response
+
+SamplingKey = tuple[float | None, float | None, int | None]  # temperature, top_p, top_k; None where unknown
+
+_CATALOG = ("model", "step", "temperature", "top_p", "top_k", "tokenizer_fingerprint")
+
+
+class RolloutLog:
+    """The rollouts of one or several logs. A log is a run folder, a folder of Parquet files, or one such file.
+
+    Opening it reads the footer of every file and the few columns that say which models and steps it holds. Everything
+    else is read when it is asked for, from the files that hold it.
+
+    Attributes:
+        files: in the order of the paths, and within a folder in the order of names.
+        models: names, in order of appearance.
+
+    Raises:
+        DataError: a path without Parquet files, a torn file, a schema version that is not known, a missing column or
+            one of the wrong type, or no response at all; file and reason are named.
+    """
+
+    def __init__(self, path: Path | Sequence[Path]) -> None:
+        paths = [path] if isinstance(path, Path) else list(path)
+        self.files: list[Path] = [file for each in paths for file in log_files(each)]
+        self.name = ", ".join(str(each) for each in paths)
+        for file in self.files:
+            check_file(file)
+        self._catalog = pl.concat([self._catalog_of(index, file) for index, file in enumerate(self.files)])
+        if not self._catalog.height:
+            raise DataError(f"{self.name}: the log is empty: no file holds a response")
+        self.models: tuple[str, ...] = tuple(self._catalog["model"].unique(maintain_order=True))
+        self._group_index: dict[str, pl.DataFrame] = {}
+
+    def steps(self, model: str) -> list[int]:
+        """The steps in which the model has responses, ascending."""
+        return self._of(model)["step"].unique().sort().to_list()
+
+    def sampling(self, model: str) -> set[SamplingKey]:
+        """Every (temperature, top_p, top_k) that occurs; None where the log does not say."""
+        return set(self._of(model).select("temperature", "top_p", "top_k").unique().iter_rows())
+
+    def fingerprints(self, model: str) -> set[str | None]:
+        """Fingerprints of the tokenizers whose ids are in the log; None where it does not say."""
+        return set(self._of(model)["tokenizer_fingerprint"].unique())
+
+    def group_index(self, model: str) -> pl.DataFrame:
+        """One row per group: step (int32), prompt_id (string), n (responses, uint32), k (of reward 1, uint32).
+
+        In order of steps, within a step in the order of the log. No text is read.
+
+        Raises:
+            DataError: a response without a reward.
+        """
+        if model not in self._group_index:
+            keys = ("step", "prompt_id")
+            parts = []
+            for file in self._files_of(self._of(model)):
+                counts = [pl.len().alias("n"), (pl.col("reward") == 1.0).sum().alias("k")]
+                ungraded = pl.col("reward").is_null().sum().alias("ungraded")
+                query = pl.scan_parquet(file).filter(pl.col("model") == model).group_by(keys, maintain_order=True)
+                part = _collect(file, query.agg(*counts, ungraded))
+                if part["ungraded"].sum() or part["prompt_id"].null_count():
+                    raise DataError(
+                        f"{file}: {model!r} has responses without a reward or prompt_id; "
+                        f"'graftrl logs validate {file}' lists them"
+                    )
+                parts.append(part.drop("ungraded"))
+            whole = pl.concat(parts).group_by(keys, maintain_order=True).agg(pl.col("n").sum(), pl.col("k").sum())
+            self._group_index[model] = whole.sort("step", maintain_order=True)
+        return self._group_index[model]
+
+    def groups(self, model: str, keys: Sequence[tuple[int, str]]) -> dict[tuple[int, str], Group]:
+        """The groups of these (step, prompt_id), in the order asked for; responses in the order of response_index.
+
+        Only the files of these steps are opened.
+
+        Raises:
+            DataError: a group that is not in the log; a response that breaks a rule, such as one without
+                log-probabilities; two responses of the same index.
+        """
+        if not keys:
+            return {}
+        wanted = pl.DataFrame(keys, schema={"step": pl.Int32, "prompt_id": pl.String}, orient="row").unique()
+        found: dict[tuple[int, str], list[dict[str, Any]]] = {}
+        for file in self._files_of(self._of(model).filter(pl.col("step").is_in(wanted["step"].implode()))):
+            for row in self._rows(file, model, wanted):
+                found.setdefault((row["step"], row["prompt_id"]), []).append(row)
+        missing = next((key for key in keys if key not in found), None)
+        if missing is not None:
+            raise DataError(f"{self.name}: no group of {model!r} on prompt {missing[1]!r} in step {missing[0]}")
+        return {key: _group(model, found[key]) for key in keys}
+
+    def _rows(self, file: Path, model: str, wanted: pl.DataFrame) -> Iterator[dict[str, Any]]:
+        """The file's rows of the wanted groups, after checking that each can be used; lists of numbers as arrays."""
+        keys = ["step", "prompt_id"]
+        among = [pl.col(key).is_in(wanted[key].unique().implode()) for key in keys]
+        query = pl.scan_parquet(file, row_index_name="row", row_index_offset=1).filter(pl.col("model") == model, *among)
+        rows = _collect(file, query).join(wanted, on=keys, how="semi", maintain_order="left")
+        faults = broken_rules(rows, blocking_only=True)
+        if faults.height:
+            more = f" (and {faults.height - 1} more)" if faults.height > 1 else ""
+            raise DataError(f"{file}, row {faults['row'][0]}: the response {faults['message'][0]}{more}")
+        columns = zip(_arrays(rows["token_ids"], np.int64), _arrays(rows["logprobs"], np.float32), strict=True)
+        others = rows.drop("token_ids", "logprobs").iter_rows(named=True)
+        for row, (token_ids, logprobs) in zip(others, columns, strict=True):
+            yield {**row, "file": file, "token_ids": token_ids, "logprobs": logprobs}
+
+    def _of(self, model: str) -> pl.DataFrame:
+        rows = self._catalog.filter(pl.col("model") == model)
+        if not rows.height:
+            raise DataError(f"{self.name}: no responses of a model {model!r}; the log has: {', '.join(self.models)}")
+        return rows
+
+    def _files_of(self, catalog: pl.DataFrame) -> list[Path]:
+        return [self.files[index] for index in catalog["file"].unique().sort()]
+
+    @staticmethod
+    def _catalog_of(index: int, file: Path) -> pl.DataFrame:
+        rows = _collect(file, pl.scan_parquet(file).select(_CATALOG).unique(maintain_order=True))
+        if rows["model"].null_count() or rows["step"].null_count():
+            raise DataError(f"{file}: rows without a model or step; 'graftrl logs validate {file}' lists them")
+        return rows.with_columns(file=pl.lit(index))
+
+
+def log_files(path: Path) -> list[Path]:
+    """The Parquet files of a log. Raises DataError where there are none."""
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise DataError(f"{path}: no such file or folder")
+    folder = path / "rollouts" if (path / "rollouts").is_dir() else path
+    files = sorted(file for file in folder.glob("*.parquet") if not file.name.startswith("."))
+    if not files:
+        raise DataError(
+            f"{folder}: no Parquet file; a log is a run folder (with rollouts/), a folder of Parquet files, or one file"
+        )
+    return files
+
+
+def check_file(file: Path) -> None:
+    """Raises DataError unless the file is whole and a rollout log of a version that this program knows."""
+    with _named(file):
+        metadata, schema = pl.read_parquet_metadata(file), pl.read_parquet_schema(file)
+    fault = version_fault(metadata.get("graftrl")) or next(iter(schema_faults(schema)), None)
+    if fault is not None:
+        raise DataError(f"{file}: {fault}")
+
+
+def version_fault(metadata: str | None) -> str | None:
+    """What is wrong with a file's `graftrl` metadata, if anything."""
+    if metadata is None:
+        return "no rollout log (the metadata 'graftrl' is missing); `graftrl logs import` reads other formats"
+    try:
+        version = json.loads(metadata)["schema_version"]
+    except (ValueError, TypeError, KeyError):
+        return f"the metadata 'graftrl' is not readable: {metadata[:80]!r}"
+    if version != SCHEMA_VERSION:
+        return f"has schema version {version}, but this version of graftrl reads {SCHEMA_VERSION}"
+    return None
+
+
+def schema_faults(schema: Mapping[str, pl.DataType]) -> list[str]:
+    """Columns that are missing or of the wrong type; further columns are ignored."""
+    faults = []
+    missing = [name for name in ROLLOUT_SCHEMA if name not in schema]
+    if missing:
+        faults.append(f"no rollout log: column {', '.join(map(repr, missing))} missing")
+    faults += [
+        f"column {name!r} is of type {schema[name]}, not {dtype}"
+        for name, dtype in ROLLOUT_SCHEMA.items()
+        if name in schema and schema[name] != dtype
+    ]
+    return faults
+
+
+@contextlib.contextmanager
+def _named(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (pl.exceptions.PolarsError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise DataError(f"{file}: torn or not a Parquet file ({reason})") from error
+
+
+def _collect(file: Path, query: pl.LazyFrame) -> pl.DataFrame:
+    with _named(file):
+        return query.collect()
+
+
+def _arrays(lists: pl.Series, dtype: type) -> list[NDArray[Any]]:
+    """One array per list. The rules have made sure that no list is null or empty."""
+    stops = lists.list.len().cum_sum().to_numpy()[:-1]
+    return np.split(lists.explode().to_numpy().astype(dtype), stops) if len(lists) else []
+
+
+def _group(model: str, rows: list[dict[str, Any]]) -> Group:
+    rows = sorted(rows, key=lambda row: row["response_index"])
+    first = rows[0]
+    for one, other in itertools.pairwise(rows):
+        if one["response_index"] == other["response_index"]:
+            raise DataError(
+                f"{model!r}, step {first['step']}, prompt {first['prompt_id']!r}: response_index "
+                f"{one['response_index']} occurs twice ({one['file']}, row {one['row']}; "
+                f"{other['file']}, row {other['row']})"
+            )
+    prompt = Prompt(first["prompt_id"], tuple(first["messages"]), first["reference"] or "", first["task"])
+    return Group(model, prompt, [_response(row) for row in rows])
+
+
+def _response(row: dict[str, Any]) -> Response:
+    return Response(
+        text=row["text"],
+        token_ids=row["token_ids"],
+        logprobs=row["logprobs"],
+        finish_reason=row["finish_reason"],
+        reward=row["reward"],
+        grade_reason=row["grade_reason"] or "",
+    )
