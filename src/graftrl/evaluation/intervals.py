@@ -1,9 +1,10 @@
-"""Uncertainty of a score: over training seeds (Student's t) and over problems (bootstrap)."""
+"""Uncertainty of a score: over training seeds (Student's t), over problems (bootstrap), of a share (Wilson)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
 
 import numpy as np
 
@@ -45,3 +46,22 @@ def bootstrap_interval(
     means = data[rng.integers(len(data), size=(resamples, len(data)))].mean(axis=1)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return float(data.mean()), float(low), float(high)
+
+
+def wilson_interval(successes: int, trials: int, level: float = 0.95) -> tuple[float, float, float]:
+    """Share, lower and upper bound of a binomial proportion (Wilson, 1927: the score interval).
+
+    Never empty and never outside [0, 1], also for no success or no failure, where the normal approximation fails.
+
+    Raises:
+        ValueError: no trial, or not 0 <= successes <= trials.
+    """
+    if trials < 1 or not 0 <= successes <= trials:
+        raise ValueError(f"{successes} successes in {trials} trials")
+    z = NormalDist().inv_cdf(0.5 + level / 2)
+    share, shrink = successes / trials, 1 + z * z / trials
+    middle = (share + z * z / (2 * trials)) / shrink
+    half = z / shrink * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    low = 0.0 if successes == 0 else middle - half  # exactly the end of the range there, not a rounding residue
+    high = 1.0 if successes == trials else middle + half
+    return share, low, high
