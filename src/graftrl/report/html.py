@@ -100,14 +100,7 @@ def render_report(runs: Sequence[Run], title: str) -> str:
         f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}: {', '.join(methods_of(runs))} on models "
         f"{', '.join(models_of(runs))}, {'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
     )
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n"
-        f'<header><h1>{escape(title)}</h1><p class="soft">{escape(lead)}</p></header>\n'
-        + "\n".join(section for section in sections if section)
-        + f'\n<p class="soft">graftrl {escape(__version__)}</p>\n</main>\n</body>\n</html>\n'
-    )
+    return page(title, lead, sections)
 
 
 # Sections -------------------------------------------------------------------------------------------------------------
@@ -262,6 +255,18 @@ def _settings(runs: Sequence[Run]) -> str:
 
 
 # Pieces ---------------------------------------------------------------------------------------------------------------
+
+
+def page(title: str, lead: str, sections: Sequence[str]) -> str:
+    """The whole page: title and a line under it (texts), then sections of `section`; empty ones are left out."""
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n"
+        f'<header><h1>{escape(title)}</h1><p class="soft">{escape(lead)}</p></header>\n'
+        + "\n".join(section for section in sections if section)
+        + f'\n<p class="soft">graftrl {escape(__version__)}</p>\n</main>\n</body>\n</html>\n'
+    )
 
 
 def section(title: str, intro: str, body: str = "") -> str:

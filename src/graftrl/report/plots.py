@@ -33,7 +33,7 @@ from graftrl.report.data import (
 SMOOTHING = 5
 COLORS = ("#4c86d6", "#e07b2d", "#2a9d72", "#a868c9", "#c9506b", "#8f8a2b", "#3a9fb5", "#8a7260")
 SUCCESS, FAILURE, MUTED = "#2a9d8f", "#e0703f", "#8b94a3"
-_INK = "#010203"  # stands for the page's text colour; replaced when the SVG is written
+INK = "#010203"  # stands for the page's text colour; replaced when the SVG is written
 _PANEL = (4.6, 2.9)  # inches
 
 
@@ -52,18 +52,18 @@ def learning_curves(runs: Sequence[Run]) -> str:
     """Mean reward of training rollouts (lines) and pass@1 on validation prompts (dots), a panel per model."""
     learning, validation = learning_table(runs), validation_table(runs)
     models = models_of(runs)
-    figure, axes = _panels(len(models))
+    figure, axes = panels(len(models))
     for axis, model in zip(axes, models, strict=True):
         for method, color in _colors(runs).items():
             mine = (pl.col("model") == model) & (pl.col("method") == method)
             _curve(axis, learning.filter(mine), "reward_mean", color, method)
             points = validation.filter(mine).group_by("step").agg(pl.col("pass_at_1").mean()).sort("step")
-            axis.plot(points["step"], points["pass_at_1"], "o", color=color, markersize=5, markeredgecolor=_INK,
+            axis.plot(points["step"], points["pass_at_1"], "o", color=color, markersize=5, markeredgecolor=INK,
                       markeredgewidth=0.6)  # fmt: skip
         axis.set(title=f"model {model}", xlabel="step", ylim=(0, 1))
     axes[0].set_ylabel("reward, pass@1")
     axes[-1].legend(loc="lower right")
-    return _svg(figure, "learning")
+    return to_svg(figure, "learning")
 
 
 def exchange_counts(runs: Sequence[Run]) -> str:
@@ -73,14 +73,14 @@ def exchange_counts(runs: Sequence[Run]) -> str:
     """
     table = exchange_table(runs)
     directions = table["direction"].unique().sort().to_list()
-    figure, grid = _grid(2, len(directions))
+    figure, grid = panel_grid(2, len(directions))
     for column, direction in enumerate(directions):
         means = table.filter(direction=direction).group_by("step").agg(pl.col(*EXCHANGE_COUNTS).mean()).sort("step")
         steps = means["step"].to_numpy()
         above, below = grid[0][column], grid[1][column]
         above.step(steps, means["candidates"], where="mid", color=MUTED, label="candidates")
         above.step(steps, means["selected"], where="mid", color=COLORS[1], label="selected")
-        above.set(title=_arrow(direction))
+        above.set(title=arrow(direction))
         successes, failures = (means[f"admitted_{kind}"].to_numpy() for kind in ("successes", "failures"))
         below.bar(steps, successes, width=1.0, color=SUCCESS, label="admitted successes")
         below.bar(steps, failures, width=1.0, bottom=successes, color=FAILURE, label="admitted failures")
@@ -91,30 +91,24 @@ def exchange_counts(runs: Sequence[Run]) -> str:
     grid[1][0].set_ylabel("responses a step")
     grid[0][-1].legend()
     grid[1][-1].legend()
-    return _svg(figure, "exchange")
+    return to_svg(figure, "exchange")
 
 
 def score_histogram(runs: Sequence[Run]) -> str:
     """Compatibility s of all transferred responses by reward, and the gate's threshold; a panel per direction."""
     table = score_table(runs)
     directions = table["direction"].unique().sort().to_list()
-    figure, axes = _panels(len(directions))
-    bins = np.linspace(0, 1.5, 31)
+    figure, axes = panels(len(directions))
     threshold = next((run.threshold for run in runs if run.threshold is not None), None)
     for axis, direction in zip(axes, directions, strict=True):
         here = table.filter(direction=direction)
-        values = [
-            np.minimum(here.filter(success)["score"].to_numpy(), bins[-1] - 1e-9)
-            for success in (pl.col("reward") == 1.0, pl.col("reward") != 1.0)
-        ]
-        labels = ["successes", "failures"]
-        axis.hist(values, bins=bins, stacked=True, color=[SUCCESS, FAILURE], label=labels)
-        if threshold is not None:
-            axis.axvline(threshold, color=_INK, linestyle="--", linewidth=1.2, label=f"δ = {threshold:g}")
-        axis.set(title=_arrow(direction), xlabel="compatibility s (the last bin holds all above)")
+        successes, failures = (
+            here.filter(kind)["score"].to_numpy() for kind in (pl.col("reward") == 1.0, pl.col("reward") != 1.0)
+        )
+        score_panel(axis, direction, successes, failures, threshold)
     axes[0].set_ylabel("responses")
     axes[0].legend(loc="upper left")
-    return _svg(figure, "scores")
+    return to_svg(figure, "scores")
 
 
 def clipped_fractions(runs: Sequence[Run]) -> str:
@@ -123,7 +117,7 @@ def clipped_fractions(runs: Sequence[Run]) -> str:
     models = models_of(runs)
     kinds = sorted(table["kind"].unique().to_list(), key=lambda kind: (kind != "own", kind))
     styles = dict(zip(kinds, ("-", "--", ":", "-."), strict=False))
-    figure, axes = _panels(len(models))
+    figure, axes = panels(len(models))
     for axis, model in zip(axes, models, strict=True):
         for method, color in _colors(runs).items():
             for kind in kinds:
@@ -131,18 +125,18 @@ def clipped_fractions(runs: Sequence[Run]) -> str:
                 if len(here):
                     _curve(axis, here, ("clipped", "tokens"), color, f"{method}, {kind}", style=styles.get(kind, "-"))
         axis.set(title=f"model {model}", xlabel="step")
-        axis.yaxis.set_major_formatter(_percent())
+        axis.yaxis.set_major_formatter(percent_axis())
     axes[0].set_ylim(bottom=0)
     axes[0].set_ylabel("clipped tokens")
     axes[-1].legend(loc="upper right")
-    return _svg(figure, "clipped")
+    return to_svg(figure, "clipped")
 
 
 def complementarity(runs: Sequence[Run]) -> str:
     """Share of prompts on which all of a model's responses fail, and of those the share that a peer solves."""
     table = complementarity_table(runs)
     models = models_of(runs)
-    figure, grid = _grid(2, len(models))
+    figure, grid = panel_grid(2, len(models))
     for column, model in enumerate(models):
         for method, color in _colors(runs).items():
             here = table.filter(model=model, method=method)
@@ -151,13 +145,13 @@ def complementarity(runs: Sequence[Run]) -> str:
         grid[0][column].set_title(f"model {model}")
         grid[1][column].set_xlabel("step")
         for row in grid:
-            row[column].yaxis.set_major_formatter(_percent(decimals=0))
+            row[column].yaxis.set_major_formatter(percent_axis(decimals=0))
     grid[0][0].set_ylim(bottom=0)
     grid[1][0].set_ylim(0, 1.03)
     grid[0][0].set_ylabel("all-fail prompts")
     grid[1][0].set_ylabel("of these, solved by a peer")
     grid[0][-1].legend(loc="upper right")
-    return _svg(figure, "complementarity")
+    return to_svg(figure, "complementarity")
 
 
 def phases(runs: Sequence[Run]) -> str:
@@ -165,7 +159,7 @@ def phases(runs: Sequence[Run]) -> str:
     table = phase_table(runs).group_by("method", "phase").agg(pl.col("seconds").mean())
     methods = methods_of(runs)
     order = table.group_by("phase").agg(pl.col("seconds").sum()).sort("seconds", descending=True)["phase"].to_list()
-    figure, (axis,) = _panels(1, size=(2 * _PANEL[0], 0.9 + 0.42 * len(methods)))
+    figure, (axis,) = panels(1, size=(2 * _PANEL[0], 0.9 + 0.42 * len(methods)))
     left = np.zeros(len(methods))
     for phase, color in zip(order, (*COLORS, *COLORS), strict=False):
         of_phase = dict(table.filter(phase=phase).select("method", "seconds").iter_rows())
@@ -175,10 +169,22 @@ def phases(runs: Sequence[Run]) -> str:
     axis.invert_yaxis()
     axis.set(xlabel="seconds")
     axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.03))
-    return _svg(figure, "phases")
+    return to_svg(figure, "phases")
 
 
-# Pieces ---------------------------------------------------------------------------------------------------------------
+# Pieces, also for pages other than the report -------------------------------------------------------------------------
+
+
+def score_panel(
+    axis: Any, direction: str, successes: NDArray[np.float64], failures: NDArray[np.float64], threshold: float | None
+) -> None:
+    """Stacked histogram of compatibility scores with the gate's threshold."""
+    bins = np.linspace(0, 1.5, 31)
+    values = [np.minimum(scores, bins[-1] - 1e-9) for scores in (successes, failures)]
+    axis.hist(values, bins=bins, stacked=True, color=[SUCCESS, FAILURE], label=["successes", "failures"])
+    if threshold is not None:
+        axis.axvline(threshold, color=INK, linestyle="--", linewidth=1.2, label=f"δ = {threshold:g}")
+    axis.set(title=arrow(direction), xlabel="compatibility s (the last bin holds all above)")
 
 
 def _colors(runs: Sequence[Run]) -> dict[str, str]:
@@ -209,18 +215,20 @@ def _curve(
         axis.fill_between(steps, curves["low"], curves["high"], color=color, alpha=0.18, linewidth=0)
 
 
-def _panels(columns: int, size: tuple[float, float] | None = None) -> tuple[Any, list[Any]]:
-    figure, grid = _grid(1, columns, size)
+def panels(columns: int, size: tuple[float, float] | None = None) -> tuple[Any, list[Any]]:
+    """A figure with a row of axes; size in inches."""
+    figure, grid = panel_grid(1, columns, size)
     return figure, grid[0]
 
 
-def _grid(rows: int, columns: int, size: tuple[float, float] | None = None) -> tuple[Any, list[list[Any]]]:
+def panel_grid(rows: int, columns: int, size: tuple[float, float] | None = None) -> tuple[Any, list[list[Any]]]:
+    """A figure with rows of axes in the page's style; rows share their y axis."""
     require_matplotlib()
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     columns = max(columns, 1)
-    with rc_context({"text.color": _INK, "axes.labelcolor": _INK, "xtick.color": _INK, "ytick.color": _INK}):
+    with rc_context({"text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK}):
         figure = Figure(figsize=size or (_PANEL[0] * max(columns, 2), _PANEL[1] * rows), layout="constrained")
         grid = figure.subplots(rows, columns, squeeze=False, sharey="row")
     for axis in grid.flat:
@@ -233,17 +241,17 @@ def _grid(rows: int, columns: int, size: tuple[float, float] | None = None) -> t
     return figure, [list(row) for row in grid]
 
 
-def _svg(figure: Any, name: str) -> str:
+def to_svg(figure: Any, name: str) -> str:
     """The figure as an `<svg>` element: no header, no metadata, no identifiers that could clash with another plot's."""
     from matplotlib import rc_context
 
     for axis in figure.axes:
-        axis.title.set(color=_INK, fontsize=11)
+        axis.title.set(color=INK, fontsize=11)
         legend = axis.get_legend()
         if legend is not None:
             legend.set_frame_on(False)
             for text in legend.get_texts():
-                text.set(color=_INK, fontsize=9)
+                text.set(color=INK, fontsize=9)
     buffer = io.StringIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
@@ -253,14 +261,15 @@ def _svg(figure: Any, name: str) -> str:
     text = re.sub(r'<g id="[^"]*">', "<g>", text)
     text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text)  # an HTML parser knows them
     text = re.sub(r"font: ([^;\"]*?)'DejaVu Sans'[^;\"]*", r"font: \1system-ui, sans-serif", text)
-    return text.replace(_INK, "currentColor")
+    return text.replace(INK, "currentColor")
 
 
-def _arrow(direction: str) -> str:
+def arrow(direction: str) -> str:
+    """`A->B` as a person reads it."""
     return direction.replace("->", " → ")
 
 
-def _percent(decimals: int | None = None) -> Any:
+def percent_axis(decimals: int | None = None) -> Any:
     from matplotlib.ticker import PercentFormatter
 
     return PercentFormatter(1.0, decimals)
