@@ -106,6 +106,7 @@ class Row:
     ends_with_eos: the last token is the receiver's EOS.
     source_logprob: mean log-probability per token under the source at generation, EOS excluded; NaN where no term of
         the method reads it.
+    clip_high: upper clip bound of this row's ratio; NaN where the objective's own bound holds.
     """
 
     prompt_id: str
@@ -119,6 +120,7 @@ class Row:
     weight: float = 1.0
     ends_with_eos: bool = False
     source_logprob: float = float("nan")
+    clip_high: float = float("nan")
 
     def __post_init__(self) -> None:
         if len(self.loss_mask) == 0:

@@ -9,12 +9,20 @@ from typing import Any
 from graftrl.errors import ConfigError
 from graftrl.methods.base import Exchange, Method, StepContext, Transfer
 from graftrl.methods.graft import GRAFT
+from graftrl.methods.graft_variants import GRAFT_VARIANTS
 from graftrl.methods.grpo import GRPO
 from graftrl.methods.hacpo import HACPO
 from graftrl.methods.luffy import LUFFY
 from graftrl.methods.sgt import SGT
 
-METHODS: dict[str, Any] = {"grpo": GRPO, "graft": GRAFT, "sgt": SGT, "hacpo": HACPO, "luffy": LUFFY}
+METHODS: dict[str, Any] = {
+    "grpo": GRPO,
+    "graft": GRAFT,
+    "sgt": SGT,
+    "hacpo": HACPO,
+    "luffy": LUFFY,
+    **GRAFT_VARIANTS,
+}
 
 # Named variants: one line of configuration each.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -22,6 +30,13 @@ PRESETS: dict[str, dict[str, Any]] = {
     "graft-no-gate": {"name": "graft", "weighting": "none"},
     "graft-no-floor": {"name": "graft", "weighting": "no_floor"},
     "graft-unbalanced": {"name": "graft", "balanced": False},
+    "graft-admit-all-success": {"name": "graft", "admit_all_success": True},
+    "graft-sequence-ratio": {"name": "graft", "ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4},
+    "graft-success-only-no-floor": {"name": "graft-success-only", "weighting": "no_floor"},
+    "graft-delta-0": {"name": "graft", "threshold": 0.0},
+    "graft-delta-0.7": {"name": "graft", "threshold": 0.7},
+    "graft-delta-0.8": {"name": "graft", "threshold": 0.8},
+    "graft-delta-0.9": {"name": "graft", "threshold": 0.9},
     "graft-peer-first": {"name": "graft", "peer_position": "first"},
     "graft-peer-uniform": {"name": "graft", "peer_position": "uniform"},
 }

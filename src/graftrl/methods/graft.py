@@ -7,7 +7,7 @@ weighted by how compatible it is with the receiver, and trained last.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -39,12 +39,15 @@ from graftrl.objective import Objective, group_advantages
 from graftrl.rollout import Group, Row, successes_by_model
 from graftrl.settings import Settings
 
+Selection = dict[str, dict[str, str]]  # receiver -> prompt id -> the source whose group it gets
+Origin = tuple[Group, int]  # a response by its group and its index there
+
 
 class GRAFTSettings(ClipSettings):
     """threshold: delta of the gate. weighting: "gate" is the paper's 1[s > delta] * min(s, 1); "no_floor" is min(s, 1);
     "none" is 1 for every response. peer_position: where minibatches with grafted prompts stand in the step."""
 
-    name: Literal["graft"] = "graft"
+    name: str = "graft"
     threshold: float = Field(0.8, ge=0)
     weighting: Literal["gate", "no_floor", "none"] = "gate"
     balanced: bool = True
@@ -64,38 +67,67 @@ class GRAFT:
 
     def exchange(self, groups: Groups, context: StepContext) -> Exchange:
         _require_binary_rewards(groups)
-        successes = successes_by_model(groups)
-        selected = select_complementary(
-            successes,
+        selected = self.select(groups, context)
+        group_of = {(group.model, group.prompt.id): group for of_model in groups.values() for group in of_model}
+        exchange = Exchange({})
+        for receiver, of_receiver in groups.items():
+            rows: list[Row] = []
+            peers: list[tuple[Group, list[float]]] = []
+            for group in of_receiver:
+                source = selected[receiver].get(group.prompt.id)
+                if source is None:
+                    rows += own_rows(group, context.codecs[receiver], normalize_std=self.settings.normalize_std)
+                else:
+                    peer = group_of[source, group.prompt.id]
+                    kept, advantages = self.combine(group, peer, context)
+                    rows += kept
+                    peers.append((peer, advantages))
+            rows += self._graft(receiver, peers, context, exchange.transfers)
+            exchange.rows[receiver] = rows
+        self._diagnose(exchange, successes_by_model(groups), context)
+        return exchange
+
+    def select(self, groups: Groups, context: StepContext) -> Selection:
+        """Which: complementary prompts, balanced between the directions."""
+        return select_complementary(
+            successes_by_model(groups),
             context.group_size,
             balanced=self.settings.balanced,
             admit_all_success=self.settings.admit_all_success,
             seed=context.seed,
         )
-        group_of = {(group.model, group.prompt.id): group for of_model in groups.values() for group in of_model}
-        exchange = Exchange({})
-        for receiver, of_receiver in groups.items():
-            rows: list[Row] = []
-            for group in of_receiver:
-                source = selected[receiver].get(group.prompt.id)
-                if source is None:
-                    rows += own_rows(group, context.codecs[receiver], normalize_std=self.settings.normalize_std)
-            peers = [group_of[source, prompt_id] for prompt_id, source in selected[receiver].items()]
-            rows += self._graft(receiver, peers, context, exchange.transfers)
-            exchange.rows[receiver] = rows
-        self._diagnose(exchange, successes, context)
-        return exchange
+
+    def combine(self, own: Group, peer: Group, context: StepContext) -> tuple[list[Row], list[float]]:
+        """The receiver's rows that stay (none: the group is replaced) and the advantages of the peer's responses,
+        computed over the source's full group before any response is gated or rejected."""
+        return [], group_advantages(peer.rewards, normalize_std=self.settings.normalize_std).tolist()
+
+    def transferred(self, peer: Group) -> Iterable[int]:
+        """Which responses of a selected peer group travel: all, successes and failures."""
+        return range(peer.size)
+
+    def weigh(
+        self, scores: NDArray[np.float64], receiver: str, origins: Sequence[Origin], context: StepContext
+    ) -> NDArray[np.float64]:
+        """How strongly: w of each response from its compatibility; a NaN score weighs 0."""
+        if self.settings.weighting == "none":
+            return np.where(np.isnan(scores), 0.0, 1.0)
+        floor = self.settings.weighting == "gate"
+        return compatibility_weights(scores, self.settings.threshold, floor=floor)
 
     def _graft(
-        self, receiver: str, peers: Sequence[Group], context: StepContext, transfers: list[Transfer]
+        self,
+        receiver: str,
+        peers: Sequence[tuple[Group, list[float]]],
+        context: StepContext,
+        transfers: list[Transfer],
     ) -> list[Row]:
         """The peer groups as rows of the receiver. One scoring pass gives both s and `old_logprobs`."""
         rows: list[Row] = []
-        origins: list[tuple[Group, int]] = []
-        for group in peers:
-            # Source-computed advantages over the full group, before any response is gated or rejected.
-            advantages = group_advantages(group.rewards, normalize_std=self.settings.normalize_std).tolist()
-            for index, advantage in enumerate(advantages):
+        origins: list[Origin] = []
+        for group, advantages in peers:
+            for index in self.transferred(group):
+                advantage = advantages[index]
                 row = peer_row(group, index, receiver, context, advantage=advantage, kind="grafted")
                 if isinstance(row, Rejected):
                     rejected = transfer_of(receiver, group, index, "rejected", row.reason, advantage=advantage)
@@ -109,9 +141,10 @@ class GRAFT:
             [x[:-1] if row.ends_with_eos else x for x, row in zip(receiver_logprobs, rows, strict=True)],
             [group.responses[index].content_logprobs for group, index in origins],
         )
+        weights = self.weigh(scores, receiver, origins, context)
         admitted: list[Row] = []
         for row, (group, index), logprobs, score, weight in zip(
-            rows, origins, receiver_logprobs, scores.tolist(), self._weights(scores).tolist(), strict=True
+            rows, origins, receiver_logprobs, scores.tolist(), weights.tolist(), strict=True
         ):
             finite = bool(np.isfinite(score)) and bool(np.isfinite(logprobs).all())
             row.old_logprobs, row.weight = logprobs, weight if finite else 0.0
@@ -130,18 +163,12 @@ class GRAFT:
             )  # fmt: skip
         return admitted
 
-    def _weights(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
-        if self.settings.weighting == "none":
-            return np.where(np.isnan(scores), 0.0, 1.0)
-        floor = self.settings.weighting == "gate"
-        return compatibility_weights(scores, self.settings.threshold, floor=floor)
-
     def order(self, rows: Sequence[Row], minibatch_prompts: int, rng: np.random.Generator) -> list[list[Row]]:
         """Own prompts, then grafted ones, cut into minibatches; the boundary minibatch may hold both."""
         prompts = by_prompt(rows)
-        own = [row for of_prompt in prompts if of_prompt[0].kind == "own" for row in of_prompt]
-        grafted = [row for of_prompt in prompts if of_prompt[0].kind != "own" for row in of_prompt]
-        minibatches = cut_by_prompt([*own, *grafted], minibatch_prompts)
+        own = [of_prompt for of_prompt in prompts if all(row.kind == "own" for row in of_prompt)]
+        grafted = [of_prompt for of_prompt in prompts if any(row.kind != "own" for row in of_prompt)]
+        minibatches = cut_by_prompt([row for of_prompt in [*own, *grafted] for row in of_prompt], minibatch_prompts)
         if self.settings.peer_position == "first":
             minibatches.sort(key=lambda minibatch: all(row.kind == "own" for row in minibatch))
         elif self.settings.peer_position == "uniform":

@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
+import torch
 from pydantic import Field
+from torch import Tensor
 
 from graftrl.methods.base import Exchange, Groups, StepContext, cut_by_prompt, own_rows
 from graftrl.objective import (
@@ -21,6 +23,7 @@ from graftrl.objective import (
     clipped_surrogate,
     dual_clipped_surrogate,
     k3_kl,
+    sequence_log_ratio,
     sequence_mean,
     token_mean,
 )
@@ -33,11 +36,14 @@ from graftrl.settings import Settings
 class ClipSettings(Settings):
     """The clipped policy gradient that GRPO and the methods on top of it share.
 
+    ratio: "token", or "sequence" (GSPO): every token of a response carries the response's length-normalised ratio. That
+        moves far less than a token's: set the clip range with it.
     kl_coefficient: of the k3 estimate of KL(pi || reference) on own rows; 0 means no reference is loaded.
     reduction: "token_mean" (DAPO), "sequence_mean" (GRPO's original), "response_limit": the sum over tokens divided by
         rows times `response_limit` (Dr. GRPO).
     """
 
+    ratio: Literal["token", "sequence"] = "token"
     clip_low: float = Field(0.2, ge=0, lt=1)
     clip_high: float = Field(0.28, ge=0)
     dual_clip: float | None = Field(None, gt=1)
@@ -66,8 +72,12 @@ def clip_objective(settings: ClipSettings, kinds: tuple[str, ...]) -> Objective:
     """The clipped surrogate over rows of `kinds` with one shared denominator, plus the KL term where it is on."""
 
     def clip_loss(tokens: TokenBatch) -> TokenLoss:
-        arguments = (tokens.logprobs_BT, tokens.old_logprobs_BT, tokens.advantages_BT)
-        bounds = (settings.clip_low, settings.clip_high)
+        logprobs, old_logprobs = tokens.logprobs_BT, tokens.old_logprobs_BT
+        if settings.ratio == "sequence":
+            logprobs = sequence_log_ratio(logprobs, old_logprobs, tokens.mask_BT)
+            old_logprobs = torch.zeros_like(old_logprobs)
+        arguments = (logprobs, old_logprobs, tokens.advantages_BT)
+        bounds = (settings.clip_low, _upper_bound(tokens, settings.clip_high))
         if settings.dual_clip is None:
             surrogate = clipped_surrogate(*arguments, *bounds)
         else:
@@ -84,6 +94,13 @@ def clip_objective(settings: ClipSettings, kinds: tuple[str, ...]) -> Objective:
     if settings.kl_coefficient > 0:
         terms.append(Term(("own",), kl_loss, reduction, coefficient=settings.kl_coefficient))
     return Objective(tuple(terms), needs_reference=settings.kl_coefficient > 0)
+
+
+def _upper_bound(tokens: TokenBatch, clip_high: float) -> float | Tensor:
+    """The rows' own upper clip bounds where they have one, as a column; the given one elsewhere."""
+    if tokens.clip_high_B is None:
+        return clip_high
+    return torch.where(tokens.clip_high_B.isnan(), clip_high, tokens.clip_high_B)[:, None]
 
 
 def has_contrast(group: Group) -> bool:

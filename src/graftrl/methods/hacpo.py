@@ -7,8 +7,8 @@ through each token's log-probability.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import ClassVar, Literal
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ class HACPOSettings(Settings):
     in minibatch b of the step; the upper bound is 1. alpha: exponent of the detached ratio. window: steps that a
     model's capability is averaged over."""
 
-    name: Literal["hacpo"] = "hacpo"
+    name: str = "hacpo"
     clip_low: float = Field(3e-4, ge=0, lt=1)
     clip_high: float = Field(4e-4, ge=0)
     cross_low: float = Field(0.8, ge=0, le=1)
@@ -63,6 +63,7 @@ class HACPO:
             raise ConfigError(f"hacpo is defined for two models; the recipe has {len(groups)}")
         exchange = Exchange({})
         candidates: Counter[tuple[str, str]] = Counter()
+        shared = self.shared(groups, context)
         strength = {m: capability(context.mean_rewards[m], self.settings.window) for m in groups}
         for receiver, of_receiver in groups.items():
             (source,) = (model for model in groups if model != receiver)
@@ -70,6 +71,9 @@ class HACPO:
             peer_of = {group.prompt.id: group for group in groups[source]}
             rows: list[Row] = []
             for group in of_receiver:
+                if group.prompt.id not in shared[receiver]:
+                    rows += own_rows(group, context.codecs[receiver])
+                    continue
                 peer = peer_of[group.prompt.id]
                 candidates[source, receiver] += 1
                 advantages, peer_advantages = capability_advantages(group.rewards, peer.rewards, omega)
@@ -97,6 +101,10 @@ class HACPO:
             exchange.rows[receiver] = rows
         exchange.directions = direction_stats(exchange.transfers, groups, candidates)
         return exchange
+
+    def shared(self, groups: Groups, context: StepContext) -> Mapping[str, Container[str]]:
+        """Per receiver the prompts whose peer group joins its own: every one."""
+        return {receiver: {group.prompt.id for group in of_receiver} for receiver, of_receiver in groups.items()}
 
     def order(self, rows: Sequence[Row], minibatch_prompts: int, rng: np.random.Generator) -> list[list[Row]]:
         """Own minibatches first, then the peer's."""

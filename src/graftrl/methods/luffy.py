@@ -22,7 +22,7 @@ from graftrl.methods.base import (
     groups_by_prompt,
     own_rows,
 )
-from graftrl.methods.sgt import draw_success
+from graftrl.methods.sgt import draw_successes
 from graftrl.objective import Objective, Term, TokenBatch, group_advantages, importance_ratio
 from graftrl.objective.terms import TokenLoss
 from graftrl.rollout import Group, Row
@@ -78,8 +78,7 @@ class LUFFY:
                 candidates.update((peer.model, receiver) for peer in peers if peer.successes)
                 of_group = own_rows(group, context.codecs[receiver])
                 rewards = group.rewards.tolist()
-                trace = draw_success(peers, receiver, context, exchange)
-                if trace is not None:
+                for trace in draw_successes(peers, receiver, context, exchange):
                     trace.kind = "trace"
                     of_group[-1], rewards[-1] = trace, 1.0
                 advantages = group_advantages(rewards, normalize_std=False).tolist()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -35,7 +35,7 @@ from graftrl.settings import Settings
 class SGTSettings(ClipSettings):
     """sft_coefficient: of the imitation term, the token-mean likelihood loss of a minibatch's peer successes."""
 
-    name: Literal["sgt"] = "sgt"
+    name: str = "sgt"
     sft_coefficient: float = Field(0.1, ge=0)
 
 
@@ -44,30 +44,49 @@ def nll(tokens: TokenBatch) -> TokenLoss:
     return TokenLoss(-tokens.logprobs_BT)
 
 
-def draw_success(peers: Sequence[Group], receiver: str, context: StepContext, exchange: Exchange) -> Row | None:
-    """One uniformly drawn success of the peers' groups on a prompt, as an "sft" row; None when there is none.
+def draw_successes(
+    peers: Sequence[Group],
+    receiver: str,
+    context: StepContext,
+    exchange: Exchange,
+    *,
+    count: int = 1,
+    distinct: bool = False,
+    advantage: float = 0.0,
+) -> list[Row]:
+    """Up to `count` uniformly drawn successes of the peers' groups on a prompt, without repetition, as "sft" rows.
 
     A drawn response that cannot be put into the receiver's tokens is logged as rejected and another is drawn.
+
+    Args:
+        distinct: responses of the same text count as one.
+        advantage: of every row; what a likelihood loss makes of it is the method's business.
     """
     successes = [(group, i) for group in peers for i, r in enumerate(group.responses) if r.reward == 1.0]
+    if distinct:
+        first = {group.responses[i].text: (group, i) for group, i in reversed(successes)}
+        successes = list(reversed(first.values()))
+    rows: list[Row] = []
     if not successes:
-        return None
+        return rows
     rng = generator(context.seed, "success", receiver, successes[0][0].prompt.id)
     for choice in rng.permutation(len(successes)):
+        if len(rows) == count:
+            break
         group, index = successes[choice]
-        row = peer_row(group, index, receiver, context, advantage=0.0, kind="sft")
+        row = peer_row(group, index, receiver, context, advantage=advantage, kind="sft")
         if isinstance(row, Rejected):
-            exchange.transfers.append(transfer_of(receiver, group, index, "rejected", row.reason, advantage=0.0))
+            exchange.transfers.append(transfer_of(receiver, group, index, "rejected", row.reason, advantage=advantage))
             continue
         row.old_logprobs = np.zeros(len(row.response_token_ids), np.float32)  # a likelihood has no ratio
+        rows.append(row)
         exchange.transfers.append(
             transfer_of(
-                receiver, group, index, "admitted", advantage=0.0, weight=1.0,
+                receiver, group, index, "admitted", advantage=advantage, weight=1.0,
                 receiver_tokens=len(row.response_token_ids),
             )
         )  # fmt: skip
-        return row
-    return None
+    return rows
 
 
 class SGT:
@@ -85,20 +104,30 @@ class SGT:
     def exchange(self, groups: Groups, context: StepContext) -> Exchange:
         exchange = Exchange({})
         candidates: Counter[tuple[str, str]] = Counter()
-        of_prompt = groups_by_prompt(groups)
+        offered = self.offered(groups, context)
         for receiver, of_receiver in groups.items():
             rows: list[Row] = []
             for group in of_receiver:
                 rows += own_rows(group, context.codecs[receiver], normalize_std=self.settings.normalize_std)
-                if group.all_fail:
-                    peers = [peer for peer in of_prompt[group.prompt.id] if peer.model != receiver]
-                    candidates.update((peer.model, receiver) for peer in peers if peer.successes)
-                    imitated = draw_success(peers, receiver, context, exchange)
-                    if imitated is not None:
-                        rows.append(imitated)
+                peers = offered[receiver].get(group.prompt.id, [])
+                candidates.update((peer.model, receiver) for peer in peers)
+                rows += draw_successes(peers, receiver, context, exchange)
             exchange.rows[receiver] = rows
         exchange.directions = direction_stats(exchange.transfers, groups, candidates)
         return exchange
+
+    def offered(self, groups: Groups, context: StepContext) -> dict[str, dict[str, list[Group]]]:
+        """Per receiver and prompt the peer groups it may imitate: where all of its own responses fail and a peer's do
+        not."""
+        of_prompt = groups_by_prompt(groups)
+        return {
+            receiver: {
+                group.prompt.id: [p for p in of_prompt[group.prompt.id] if p.model != receiver and p.successes]
+                for group in of_receiver
+                if group.all_fail
+            }
+            for receiver, of_receiver in groups.items()
+        }
 
     def order(self, rows: Sequence[Row], minibatch_prompts: int, rng: np.random.Generator) -> list[list[Row]]:
         return cut_by_prompt(rows, minibatch_prompts)

@@ -16,8 +16,15 @@ def importance_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
     return torch.exp((logprobs - old_logprobs).clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT))
 
 
+def _bounded(ratio: Tensor, clip_low: float, clip_high: float | Tensor) -> Tensor:
+    """clip(ratio, 1 - clip_low, 1 + clip_high)."""
+    if isinstance(clip_high, Tensor):
+        return torch.minimum(ratio.clamp(min=1 - clip_low), 1 + clip_high)
+    return ratio.clamp(1 - clip_low, 1 + clip_high)
+
+
 def clipped_surrogate(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float | Tensor
 ) -> Tensor:
     """min(rho * a, clip(rho, 1 - clip_low, 1 + clip_high) * a), rho = exp(logprobs - old_logprobs) (GRAFT, equation 2).
 
@@ -26,22 +33,30 @@ def clipped_surrogate(
         old_logprobs: [..., tokens] under the receiver's weights at the start of the step.
         advantages: broadcastable to logprobs. A row's weight w >= 0 may be folded in:
             w * min(rho a, clip(rho) a) = min(rho (w a), clip(rho) (w a)).
+        clip_high: a number, or a tensor that broadcasts to logprobs (a bound for each row).
 
     Returns:
         [..., tokens], to be maximised.
     """
     ratio = importance_ratio(logprobs, old_logprobs)
-    return torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
+    return torch.minimum(ratio * advantages, _bounded(ratio, clip_low, clip_high) * advantages)
 
 
-def clipped(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
+def clipped(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float | Tensor
+) -> Tensor:
     """bool [..., tokens]: the clipped surrogate is strictly smaller than the unclipped one (GRAFT, appendix H)."""
     ratio = importance_ratio(logprobs, old_logprobs)
-    return ratio.clamp(1 - clip_low, 1 + clip_high) * advantages < ratio * advantages
+    return _bounded(ratio, clip_low, clip_high) * advantages < ratio * advantages
 
 
 def dual_clipped_surrogate(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    clip_low: float,
+    clip_high: float | Tensor,
+    dual_clip: float,
 ) -> Tensor:
     """The clipped surrogate bounded below by `dual_clip * a` where a < 0 (Ye et al., 2020), dual_clip > 1."""
     surrogate = clipped_surrogate(logprobs, old_logprobs, advantages, clip_low, clip_high)

@@ -23,7 +23,8 @@ class TokenBatch:
 
     logprobs_BT carries the gradient; all others are constants. advantages_BT has the row's weight folded in, so a
     surrogate of it is the weighted surrogate. content_mask_BT is the mask without the final EOS. ref_logprobs_BT is
-    present iff the objective asks for a reference.
+    present iff the objective asks for a reference. clip_high_B holds the rows' own upper clip bounds, NaN where a row
+    has none; None when no row has one.
     """
 
     logprobs_BT: Tensor
@@ -33,6 +34,7 @@ class TokenBatch:
     content_mask_BT: Tensor
     source_logprobs_B: Tensor
     ref_logprobs_BT: Tensor | None = None
+    clip_high_B: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

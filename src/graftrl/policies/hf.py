@@ -232,6 +232,9 @@ class HFPolicy:
                 ref_logprobs_BT=None
                 if reference is None
                 else pad_values([reference[j] for j in batch], longest, self.device),
+                clip_high_B=None
+                if all(math.isnan(row.clip_high) for row in members)
+                else torch.tensor([row.clip_high for row in members], device=self.device),
             )
             loss = torch.zeros((), device=self.device)
             for term, of_rows in zip(objective.terms, scales, strict=True):
