@@ -10,7 +10,7 @@ from graftrl.exchange.compatibility import (
     compatibility_weights,
     mean_logprobs,
 )
-from graftrl.exchange.retokenize import Rejected, Retokenized, retokenize, same_tokenizer
+from graftrl.exchange.retokenize import Rejected, Retokenized, encode_response, retokenize, same_tokenizer
 from graftrl.exchange.selection import all_fail_overlap, complementary_candidates, select_complementary
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "compatibility_weight",
     "compatibility_weights",
     "complementary_candidates",
+    "encode_response",
     "mean_logprobs",
     "retokenize",
     "same_tokenizer",

@@ -105,17 +105,25 @@ def retokenize(
         return Rejected("special token")
     if not text:
         return Rejected("empty")
+    token_ids = encode_response(text, receiver)
+    if isinstance(token_ids, Rejected):
+        return token_ids
+    return _with_eos(token_ids, finish_reason, receiver_eos_id, max_tokens)
+
+
+def encode_response(text: str, tokenizer: Tokenizer) -> list[int] | Rejected:
+    """The ids of a response's text, without an EOS; rejected unless they decode to exactly this text."""
     if "�" in text:
         return Rejected("replacement character")
     try:
-        token_ids = receiver.encode(text, add_special_tokens=False)
+        token_ids = tokenizer.encode(text, add_special_tokens=False)
     except (UnicodeEncodeError, TypeError):  # a lone surrogate; tokenizers reports it as a TypeError
         return Rejected("not encodable")
-    if _decode(token_ids, receiver) != text:
+    if _decode(token_ids, tokenizer) != text:
         return Rejected("changed by round trip")
-    if not _special_ids(receiver).isdisjoint(token_ids):  # the text spells one of the receiver's control tokens
+    if not _special_ids(tokenizer).isdisjoint(token_ids):  # the text spells one of the tokenizer's control tokens
         return Rejected("special token")
-    return _with_eos(token_ids, finish_reason, receiver_eos_id, max_tokens)
+    return token_ids
 
 
 def _decode(token_ids: list[int], tokenizer: Tokenizer) -> str:

@@ -54,6 +54,10 @@ TRANSFER_SCHEMA: dict[str, pl.DataType] = {
 }
 
 
+def step_file_name(step: int) -> str:
+    return f"step-{step:06d}.parquet"
+
+
 def write_rollouts(
     path: Path,
     *,
@@ -86,14 +90,14 @@ def write_rollouts(
             for (name, dtype), values in zip(ROLLOUT_SCHEMA.items(), columns, strict=True)
         ]
     )
-    _write(path, frame)
+    write_frame(path, frame)
 
 
 def write_transfers(path: Path, step: int, transfers: Sequence[Transfer]) -> None:
     """What became of every peer response of one step."""
     names = [field.name for field in fields(Transfer)]
     rows = [(step, *(getattr(transfer, name) for name in names)) for transfer in transfers]
-    _write(path, pl.DataFrame(rows, schema=TRANSFER_SCHEMA, orient="row"))
+    write_frame(path, pl.DataFrame(rows, schema=TRANSFER_SCHEMA, orient="row"))
 
 
 def read_steps(folder: Path, columns: Sequence[str] | None = None) -> pl.LazyFrame:
@@ -102,7 +106,8 @@ def read_steps(folder: Path, columns: Sequence[str] | None = None) -> pl.LazyFra
     return frame if columns is None else frame.select(columns)
 
 
-def _write(path: Path, frame: pl.DataFrame) -> None:
+def write_frame(path: Path, frame: pl.DataFrame) -> None:
+    """One Parquet file with the schema version in its metadata; it is there as a whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     frame.write_parquet(temporary, metadata={"graftrl": json.dumps({"schema_version": SCHEMA_VERSION})})
