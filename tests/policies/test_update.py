@@ -87,6 +87,22 @@ def test_clipped_tokens_are_counted(policy):
     assert stats.summary()["clip_fraction"]["own"] == pytest.approx(rows[0].loss_tokens / stats.tokens["own"])
 
 
+def test_a_rows_own_clip_bound_reaches_the_loss(policy):
+    seen = []
+
+    def loss(batch):
+        seen.append(batch.clip_high_B)
+        return TokenLoss(-batch.logprobs_BT)
+
+    p = policy("llama", optimizer=quick(), microbatch_tokens=10_000)
+    rows = random_rows(3)
+    p.update([rows], lambda _: Objective((Term(("own",), loss),)))
+    assert seen == [None]
+    rows[1].clip_high = 0.5
+    p.update([rows], lambda _: Objective((Term(("own",), loss),)))
+    assert torch.isnan(seen[1]).sum() == 2 and seen[1][~torch.isnan(seen[1])].tolist() == [0.5]
+
+
 def test_warmup_scales_the_learning_rate(policy):
     p = policy("llama", optimizer=OptimizerSettings(lr=1e-3, warmup_steps=4))
     rates = [p.update([random_rows(3, seed=i)], lambda _: grpo_objective()).learning_rate for i in range(6)]

@@ -8,6 +8,7 @@ from typing import Any
 
 from graftrl.errors import ConfigError
 from graftrl.methods.base import Exchange, Method, StepContext, Transfer
+from graftrl.methods.gapo import GAPO
 from graftrl.methods.graft import GRAFT
 from graftrl.methods.graft_variants import GRAFT_VARIANTS
 from graftrl.methods.grpo import GRPO
@@ -21,6 +22,7 @@ METHODS: dict[str, Any] = {
     "sgt": SGT,
     "hacpo": HACPO,
     "luffy": LUFFY,
+    "gapo": GAPO,
     **GRAFT_VARIANTS,
 }
 
@@ -81,6 +83,7 @@ def _import(path: str) -> Any:
 
 
 __all__ = [
+    "GAPO",
     "GRAFT",
     "GRPO",
     "HACPO",

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from graftrl.methods.base import Exchange, Groups, StepContext, cut_by_prompt, own_rows
+from graftrl.methods.base import CodecLike, Exchange, Groups, StepContext, cut_by_prompt, own_rows
 from graftrl.objective import (
     Objective,
     Reduction,
@@ -57,7 +57,7 @@ class GRPOSettings(ClipSettings):
     """dynamic_sampling: drop zero-variance groups and sample further prompts, at most `max_sampling_rounds` batches a
     step, then train on what there is."""
 
-    name: Literal["grpo"] = "grpo"
+    name: str = "grpo"
     dynamic_sampling: bool = False
     max_sampling_rounds: int = Field(10, ge=1)
 
@@ -121,14 +121,13 @@ class GRPO:
     def exchange(self, groups: Groups, context: StepContext) -> Exchange:
         return Exchange(
             {
-                model: [
-                    row
-                    for group in of_model
-                    for row in own_rows(group, context.codecs[model], normalize_std=self.settings.normalize_std)
-                ]
+                model: [row for group in of_model for row in self.rows_of(group, context.codecs[model])]
                 for model, of_model in groups.items()
             }
         )
+
+    def rows_of(self, group: Group, codec: CodecLike) -> list[Row]:
+        return own_rows(group, codec, normalize_std=self.settings.normalize_std)
 
     def order(self, rows: Sequence[Row], minibatch_prompts: int, rng: np.random.Generator) -> list[list[Row]]:
         return cut_by_prompt(rows, minibatch_prompts)
