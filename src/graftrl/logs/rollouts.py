@@ -66,9 +66,11 @@ def write_rollouts(
     groups: Mapping[str, Sequence[Group]],
     sampling: SamplingSettings,
     fingerprints: Mapping[str, str],
+    policy_version: int | None = None,
 ) -> None:
     """One file for one step. `advantage` is the group-relative advantage that the source computes; the policy version
-    is the number of finished steps when the responses were sampled."""
+    is the number of finished steps when the responses were sampled: `step - 1` where it is not given."""
+    version = step - 1 if policy_version is None else policy_version
     rows = []
     for model, of_model in groups.items():
         for group in of_model:
@@ -77,7 +79,7 @@ def write_rollouts(
             for index, (response, advantage) in enumerate(zip(group.responses, advantages, strict=True)):
                 rows.append(
                     (
-                        run, step, model, step - 1, group.prompt.id, group.prompt.task, messages,
+                        run, step, model, version, group.prompt.id, group.prompt.task, messages,
                         group.prompt.reference, index, response.text, response.token_ids, response.logprobs,
                         response.finish_reason, response.reward, response.grade_reason, advantage,
                         sampling.temperature, sampling.top_p, sampling.top_k, fingerprints[model],
