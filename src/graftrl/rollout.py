@@ -58,11 +58,15 @@ class Response:
 
 @dataclass(slots=True)
 class Group:
-    """The n responses of one model to one prompt in one step."""
+    """The n responses of one model to one prompt in one step.
+
+    log_step: for a group that was read from a log, the step of the run that wrote it; None for one sampled just now.
+    """
 
     model: str
     prompt: Prompt
     responses: list[Response]
+    log_step: int | None = None
 
     @property
     def size(self) -> int:
@@ -137,6 +141,11 @@ class Row:
         """False when every loss token's weighted advantage is 0: such a row adds nothing to a surrogate's gradient."""
         weighted = np.broadcast_to(np.asarray(self.advantages) * self.weight, self.loss_mask.shape)
         return bool(np.any(weighted[self.loss_mask] != 0))
+
+
+def sizes_by_model(groups: Mapping[str, Sequence[Group]]) -> dict[str, dict[str, int]]:
+    """`{model: {prompt_id: n}}`: groups of a stored log may be of another size than those sampled now."""
+    return {model: {group.prompt.id: group.size for group in of_model} for model, of_model in groups.items()}
 
 
 def successes_by_model(groups: Mapping[str, Sequence[Group]]) -> dict[str, dict[str, int]]:

@@ -54,7 +54,7 @@ def test_receiver_trains_on_its_own_tokens_of_the_same_text(source, receiver):
     assert len(done.token_ids) != len(ids_of(TEXT, source)) + 1  # the two tokenizers really cut it differently
 
 
-@given(text=st.text(min_size=1).filter(lambda text: "�" not in text))
+@given(text=st.text(min_size=1).filter(lambda text: "�" not in text and "<|" not in text))  # no special token
 @example(text="  two  spaces , and punctuation ! don't")
 @example(text="\r\n\t\x00 é e\u0301 ∑ 𝔽 한 👩‍👩‍👧")
 def test_every_text_survives_between_byte_level_tokenizers(text, source, receiver):

@@ -7,10 +7,9 @@ import pytest
 import torch
 from scorer import Scorer
 
-from graftrl.errors import ConfigError
 from graftrl.methods import build_method
 from graftrl.objective import TokenBatch
-from graftrl.objective.capability import capability, capability_advantages, capability_ratio
+from graftrl.objective.capability import capability, capability_advantages, capability_ratio, pooled_advantages
 
 FAIL, MIXED = [0, 0, 0, 0], [1, 0, 0, 0]
 
@@ -118,8 +117,32 @@ def test_hacpo_appends_every_peer_row_weighted_by_capability_and_trains_own_firs
     assert {row.source_logprob for row in peer} == {-0.5}
     minibatches = method.order(rows, 2, np.random.default_rng(0))
     assert [{row.kind for row in minibatch} for minibatch in minibatches] == [{"own"}, {"own"}, {"peer"}, {"peer"}]
-    with pytest.raises(ConfigError, match="two models"):
-        method.exchange({**groups, "C": groups["A"]}, context(Scorer(0.0), 4))
+
+
+def test_hacpo_pools_several_peers_each_with_its_own_capability_ratio(groups, make_group, context):
+    groups["C"] = [make_group("C", "q0", [1, 1, 1, 0])]  # C did not see the other prompts
+    rewards = {"A": [0.4], "B": [0.2], "C": [0.8]}
+    exchange = build_method("hacpo").exchange(
+        groups, dataclasses.replace(context(Scorer(0.0), 4), mean_rewards=rewards)
+    )
+    rows = [row for row in exchange.rows["A"] if row.prompt_id == "q0"]
+    assert [(row.kind, row.source) for row in rows] == [("own", "A")] * 4 + [("peer", "B")] * 4 + [("peer", "C")] * 4
+    np.testing.assert_allclose([row.weight for row in rows], [1.0] * 4 + [0.5] * 4 + [2.0] * 4)
+    raw = np.array([0, 0, 0, 0, 1, 0, 1, 0, 1, 1, 1, 0], np.float64)
+    mu = (0 + 2 / 0.5 + 3 / 2.0) / 12
+    sigma = np.sqrt(((raw - raw.mean()) ** 2).sum() / 11)
+    np.testing.assert_allclose([row.advantages for row in rows], (raw - mu) / (sigma + 1e-6), rtol=1e-6)
+    assert {row.source for row in exchange.rows["A"] if row.prompt_id == "q1"} == {"A", "B"}
+    directions = exchange.directions
+    assert (directions["C->A"]["selected"], directions["B->A"]["selected"]) == (1, 3)
+
+
+def test_hacpo_a_peers_group_split_in_two_gives_the_same_advantages():
+    own, peer = np.array([1.0, 0, 0, 0]), np.array([1.0, 1, 0, 0])
+    one, (first, second) = pooled_advantages(own, [(peer[:2], 2.0), (peer[2:], 2.0)])
+    two, joined = capability_advantages(own, peer, 2.0)
+    np.testing.assert_array_equal(one, two)
+    np.testing.assert_array_equal(np.concatenate([first, second]), joined)
 
 
 def test_hacpo_peer_loss_has_no_gradient_outside_its_bounds_which_tighten_with_the_minibatch():

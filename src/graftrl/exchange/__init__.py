@@ -11,7 +11,12 @@ from graftrl.exchange.compatibility import (
     mean_logprobs,
 )
 from graftrl.exchange.retokenize import Rejected, Retokenized, encode_response, retokenize, same_tokenizer
-from graftrl.exchange.selection import all_fail_overlap, complementary_candidates, select_complementary
+from graftrl.exchange.selection import (
+    all_fail_overlap,
+    complementary_candidates,
+    is_complementary,
+    select_complementary,
+)
 
 __all__ = [
     "Rejected",
@@ -23,6 +28,7 @@ __all__ = [
     "compatibility_weights",
     "complementary_candidates",
     "encode_response",
+    "is_complementary",
     "mean_logprobs",
     "retokenize",
     "same_tokenizer",

@@ -69,12 +69,13 @@ def same_tokenizer(first: Any, second: Any) -> bool:
 def retokenize(
     source_token_ids: Sequence[int] | NDArray[np.int64],
     finish_reason: FinishReason,
-    source: Tokenizer,
+    source: Tokenizer | None,
     receiver: Tokenizer,
     *,
     receiver_eos_id: int,
     max_tokens: int,
     same_vocabulary: bool | None = None,
+    text: str | None = None,
 ) -> Retokenized | Rejected:
     """The receiver's token ids for a peer's response.
 
@@ -84,15 +85,23 @@ def retokenize(
     Args:
         source_token_ids: [T] the ids that the source sampled, its EOS included when it stopped.
         finish_reason: of the source.
+        source: None where the source's tokenizer is not at hand, as for a peer that is read from a log. Special tokens
+            among its ids then show only in the text.
         receiver_eos_id: the id that ends a response of the receiver.
         max_tokens: the receiver's response limit in tokens, EOS included. A longer response is rejected, never cut:
             a cut success is no longer verified.
         same_vocabulary: pass the result of `same_tokenizer` when it is known; None finds out.
+        text: the response without its EOS as it was recorded; None decodes it from the ids.
 
     Returns:
         `Retokenized`, or `Rejected` with a reason: "empty", "special token", "replacement character", "not encodable",
         "changed by round trip", "too long".
+
+    Raises:
+        ValueError: neither `source` nor `text` and `same_vocabulary` say what the ids mean.
     """
+    if source is None and (text is None or same_vocabulary is None):
+        raise ValueError("without the source's tokenizer, text and same_vocabulary must be given")
     contents = [int(i) for i in (source_token_ids[:-1] if finish_reason == "stop" else source_token_ids)]
     if not contents:
         return Rejected("empty")
@@ -100,9 +109,10 @@ def retokenize(
         same_vocabulary = same_tokenizer(source, receiver)
     if same_vocabulary:
         return _with_eos(contents, finish_reason, receiver_eos_id, max_tokens)
-    text = _decode(contents, source)
-    if not _special_ids(source).isdisjoint(contents):  # skipping it would train on a text the source did not write
-        return Rejected("special token")
+    if source is not None:
+        text = text if text is not None else _decode(contents, source)
+        if not _special_ids(source).isdisjoint(contents):  # skipping it would train on a text the source did not write
+            return Rejected("special token")
     if not text:
         return Rejected("empty")
     token_ids = encode_response(text, receiver)

@@ -45,6 +45,7 @@ ROLLOUT_SCHEMA: dict[str, pl.DataType] = {
 _TRANSFER_TYPES: dict[str, pl.DataType] = {
     "str": pl.String(),
     "int": pl.Int32(),
+    "int | None": pl.Int32(),
     "float": pl.Float64(),
     "float | None": pl.Float64(),
 }
@@ -99,7 +100,8 @@ def write_transfers(path: Path, step: int, transfers: Sequence[Transfer]) -> Non
     """What became of every peer response of one step."""
     names = [field.name for field in fields(Transfer)]
     rows = [(step, *(getattr(transfer, name) for name in names)) for transfer in transfers]
-    write_frame(path, pl.DataFrame(rows, schema=TRANSFER_SCHEMA, orient="row"))
+    frame = pl.DataFrame(rows, schema=TRANSFER_SCHEMA, orient="row")
+    write_frame(path, frame.with_columns(pl.col("source_step").fill_null(step)))
 
 
 def read_steps(folder: Path, columns: Sequence[str] | None = None) -> pl.LazyFrame:

@@ -7,7 +7,7 @@ keeps no state between steps, so a resumed run needs nothing of it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -39,8 +39,10 @@ class CodecLike(Protocol):
 class StepContext:
     """What a method may ask for during a step.
 
-    seed: for this step's draws. score: log-probabilities, float32 [T] per row, under the receiver's weights at the
-    start of the step. mean_rewards: per model its mean reward of every step so far, this one last.
+    seed: for this step's draws. codecs: of the models that train. score: log-probabilities, float32 [T] per row, under
+    the receiver's weights at the start of the step. mean_rewards: per model its mean reward of every step so far, this
+    one last. receivers: the models that train; None: all that have groups. stored: the peers that only give, read from
+    logs: name -> fingerprint of the tokenizer that its ids are from, "" where unknown.
     """
 
     step: int
@@ -50,11 +52,14 @@ class StepContext:
     codecs: Mapping[str, CodecLike]
     score: Callable[[str, Sequence[Row]], list[NDArray[np.float32]]]
     mean_rewards: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    receivers: Collection[str] | None = None
+    stored: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One peer response and what became of it, for the logs. status: "admitted", "gated" or "rejected"."""
+    """One peer response and what became of it, for the logs. status: "admitted", "gated" or "rejected". source_step:
+    of the log that it was read from; None for a response of this step."""
 
     receiver: str
     source: str
@@ -67,6 +72,7 @@ class Transfer:
     score: float | None
     weight: float
     receiver_tokens: int
+    source_step: int | None = None
 
 
 @dataclass
@@ -81,7 +87,9 @@ class Exchange:
 
 class Method(Protocol):
     """The whole protocol. `filter` (or None) says whether a freshly sampled group is worth training on; the loop
-    samples further prompts for those it refuses, at most `sampling_rounds` times."""
+    samples further prompts for those it refuses, at most `sampling_rounds` times. `usable` says whether a receiver
+    whose own group is given could learn from a peer's group with so many successes; it is asked only where one of a
+    stored peer's groups has to be chosen."""
 
     settings_type: ClassVar[type[Settings]]
     fewest_models: ClassVar[int]
@@ -91,9 +99,18 @@ class Method(Protocol):
 
     def exchange(self, groups: Groups, context: StepContext) -> Exchange: ...
 
+    def usable(self, own: Group, successes: int, size: int) -> bool: ...
+
     def order(self, rows: Sequence[Row], minibatch_prompts: int, rng: np.random.Generator) -> list[list[Row]]: ...
 
     def objective(self, minibatch_index: int) -> Objective: ...
+
+
+def receiving(groups: Groups, context: StepContext) -> Groups:
+    """The groups of the models that train; what a method loops over. Stored peers are left out: they only give."""
+    return {
+        model: of_model for model, of_model in groups.items() if context.receivers is None or model in context.receivers
+    }
 
 
 def own_rows(group: Group, codec: CodecLike, *, normalize_std: bool = True) -> list[Row]:
@@ -127,15 +144,17 @@ def peer_row(
     group: Group, index: int, receiver: str, context: StepContext, *, advantage: float, kind: str
 ) -> Row | Rejected:
     """One response of a peer's group as a row in the receiver's tokens, not yet scored."""
-    response, codec, source = group.responses[index], context.codecs[receiver], context.codecs[group.model]
+    response, codec, source = group.responses[index], context.codecs[receiver], context.codecs.get(group.model)
+    fingerprint = context.stored[group.model] if source is None else source.fingerprint
     ours = retokenize(
         response.token_ids,
         response.finish_reason,
-        source.tokenizer,
+        None if source is None else source.tokenizer,
         codec.tokenizer,
         receiver_eos_id=codec.eos_id,
         max_tokens=context.max_response_tokens,
-        same_vocabulary=source.fingerprint == codec.fingerprint,
+        same_vocabulary=fingerprint == codec.fingerprint,
+        text=response.text,
     )
     if isinstance(ours, Rejected):
         return ours
@@ -176,13 +195,18 @@ def transfer_of(
         score=score,
         weight=weight,
         receiver_tokens=receiver_tokens,
+        source_step=group.log_step,
     )
 
 
 def direction_stats(
-    transfers: Sequence[Transfer], models: Iterable[str], candidates: Mapping[tuple[str, str], int]
+    transfers: Sequence[Transfer],
+    models: Iterable[str],
+    candidates: Mapping[tuple[str, str], int],
+    receivers: Collection[str] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Diagnostics per "source->receiver". candidates: prompts per (source, receiver) that the method could transfer."""
+    """Diagnostics per "source->receiver". candidates: prompts per (source, receiver) that the method could transfer.
+    receivers: those of the models that train; None: all."""
     names = list(models)
     return {
         f"{source}->{receiver}": {
@@ -191,7 +215,7 @@ def direction_stats(
         }
         for receiver in names
         for source in names
-        if source != receiver
+        if source != receiver and (receivers is None or receiver in receivers)
     }
 
 
@@ -212,6 +236,7 @@ def _moved_stats(moved: Sequence[Transfer]) -> dict[str, Any]:
         "score_mean": float(scores.mean()) if len(scores) else None,
         "score_histogram": counts.tolist(),
         "weight_mean": float(np.mean([t.weight for t in admitted])) if admitted else None,
+        "advantage_mean": float(np.mean([t.advantage for t in admitted])) if admitted else None,
     }
 
 

@@ -20,6 +20,7 @@ from graftrl.exchange import (
     compatibility_scores,
     compatibility_weights,
     complementary_candidates,
+    is_complementary,
     select_complementary,
 )
 from graftrl.methods.base import (
@@ -32,11 +33,12 @@ from graftrl.methods.base import (
     direction_stats,
     own_rows,
     peer_row,
+    receiving,
     transfer_of,
 )
 from graftrl.methods.grpo import ClipSettings, clip_objective
 from graftrl.objective import Objective, group_advantages
-from graftrl.rollout import Group, Row, successes_by_model
+from graftrl.rollout import Group, Row, sizes_by_model, successes_by_model
 from graftrl.settings import Settings
 
 Selection = dict[str, dict[str, str]]  # receiver -> prompt id -> the source whose group it gets
@@ -70,7 +72,7 @@ class GRAFT:
         selected = self.select(groups, context)
         group_of = {(group.model, group.prompt.id): group for of_model in groups.values() for group in of_model}
         exchange = Exchange({})
-        for receiver, of_receiver in groups.items():
+        for receiver, of_receiver in receiving(groups, context).items():
             rows: list[Row] = []
             peers: list[tuple[Group, list[float]]] = []
             for group in of_receiver:
@@ -84,18 +86,17 @@ class GRAFT:
                     peers.append((peer, advantages))
             rows += self._graft(receiver, peers, context, exchange.transfers)
             exchange.rows[receiver] = rows
-        self._diagnose(exchange, successes_by_model(groups), context)
+        self._diagnose(exchange, groups, context)
         return exchange
 
     def select(self, groups: Groups, context: StepContext) -> Selection:
         """Which: complementary prompts, balanced between the directions."""
-        return select_complementary(
-            successes_by_model(groups),
-            context.group_size,
-            balanced=self.settings.balanced,
-            admit_all_success=self.settings.admit_all_success,
-            seed=context.seed,
+        return complementary_selection(
+            groups, context, balanced=self.settings.balanced, admit_all_success=self.settings.admit_all_success
         )
+
+    def usable(self, own: Group, successes: int, size: int) -> bool:
+        return is_complementary(own.successes, successes, size, admit_all_success=self.settings.admit_all_success)
 
     def combine(self, own: Group, peer: Group, context: StepContext) -> tuple[list[Row], list[float]]:
         """The receiver's rows that stay (none: the group is replaced) and the advantages of the peer's responses,
@@ -178,12 +179,17 @@ class GRAFT:
     def objective(self, minibatch_index: int) -> Objective:
         return self._objective
 
-    def _diagnose(self, exchange: Exchange, successes: dict[str, dict[str, int]], context: StepContext) -> None:
+    def _diagnose(self, exchange: Exchange, groups: Groups, context: StepContext) -> None:
         candidates = complementary_candidates(
-            successes, context.group_size, admit_all_success=self.settings.admit_all_success, seed=context.seed
+            successes_by_model(groups),
+            context.group_size,
+            admit_all_success=self.settings.admit_all_success,
+            seed=context.seed,
+            receivers=context.receivers,
+            sizes=sizes_by_model(groups),
         )
         found = Counter((source, receiver) for receiver, of in candidates.items() for source, _ in of.values())
-        exchange.directions = direction_stats(exchange.transfers, successes, found)
+        exchange.directions = direction_stats(exchange.transfers, groups, found, context.receivers)
         for direction, stats in exchange.directions.items():
             if stats["admitted_failures"] >= context.group_size and stats["admitted_successes"] == 0:
                 exchange.notes.append(
@@ -191,6 +197,21 @@ class GRAFT:
                     "score too low for this receiver: responses are short or styles differ; try "
                     "method.weighting=no_floor or a lower method.threshold"
                 )
+
+
+def complementary_selection(
+    groups: Groups, context: StepContext, *, balanced: bool = True, admit_all_success: bool = False
+) -> Selection:
+    """`select_complementary` on a step's groups."""
+    return select_complementary(
+        successes_by_model(groups),
+        context.group_size,
+        balanced=balanced,
+        admit_all_success=admit_all_success,
+        seed=context.seed,
+        receivers=context.receivers,
+        sizes=sizes_by_model(groups),
+    )
 
 
 def _require_binary_rewards(groups: Groups) -> None:

@@ -6,7 +6,7 @@ Each changes one decision of GRAFT and inherits the rest. Those that are a mere 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from graftrl.exchange import compatibility_weights, select_complementary
+from graftrl.exchange import compatibility_weights, is_complementary
 from graftrl.methods.base import Groups, StepContext, groups_by_prompt, own_rows
-from graftrl.methods.graft import GRAFT, GRAFTSettings, Origin, Selection
+from graftrl.methods.graft import GRAFT, GRAFTSettings, Origin, Selection, complementary_selection
 from graftrl.methods.hacpo import HACPO
 from graftrl.methods.luffy import shaped_loss
 from graftrl.methods.sgt import SGT
 from graftrl.objective import Objective, Term, group_advantages
-from graftrl.rollout import Group, Row, successes_by_model
+from graftrl.rollout import Group, Row
 from graftrl.seeds import generator
 from graftrl.settings import Settings
 
@@ -41,6 +41,9 @@ class RandomPrompts(GRAFT):
                 chosen |= {offered[index]: source for index in rng.permutation(len(offered))[:count]}
             drawn[receiver] = chosen
         return drawn
+
+    def usable(self, own: Group, successes: int, size: int) -> bool:
+        return True
 
 
 class RandomAdmission(GRAFT):
@@ -110,23 +113,30 @@ class HACPOUpdate(HACPO):
     means. Here they contribute nothing at all.
     """
 
-    def shared(self, groups: Groups, context: StepContext) -> Mapping[str, Container[str]]:
-        return _graft_selection(groups, context)
+    def shared(self, groups: Groups, context: StepContext) -> dict[str, dict[str, list[Group]]]:
+        return _selected_groups(groups, context)
+
+    def usable(self, own: Group, successes: int, size: int) -> bool:
+        return is_complementary(own.successes, successes, size)
 
 
 class SGTUpdate(SGT):
     """SGT with GRAFT's selection: one success is imitated on selected prompts only."""
 
     def offered(self, groups: Groups, context: StepContext) -> dict[str, dict[str, list[Group]]]:
-        of_prompt = groups_by_prompt(groups)
-        return {
-            receiver: {q: [group for group in of_prompt[q] if group.model == source] for q, source in selected.items()}
-            for receiver, selected in _graft_selection(groups, context).items()
-        }
+        return _selected_groups(groups, context)
+
+    def usable(self, own: Group, successes: int, size: int) -> bool:
+        return is_complementary(own.successes, successes, size)
 
 
-def _graft_selection(groups: Groups, context: StepContext) -> Selection:
-    return select_complementary(successes_by_model(groups), context.group_size, seed=context.seed)
+def _selected_groups(groups: Groups, context: StepContext) -> dict[str, dict[str, list[Group]]]:
+    """Per receiver and prompt the one peer group that GRAFT selects."""
+    of_prompt = groups_by_prompt(groups)
+    return {
+        receiver: {q: [group for group in of_prompt[q] if group.model == source] for q, source in selected.items()}
+        for receiver, selected in complementary_selection(groups, context).items()
+    }
 
 
 GRAFT_VARIANTS = {

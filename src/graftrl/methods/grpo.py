@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from graftrl.methods.base import CodecLike, Exchange, Groups, StepContext, cut_by_prompt, own_rows
+from graftrl.methods.base import CodecLike, Exchange, Groups, StepContext, cut_by_prompt, own_rows, receiving
 from graftrl.objective import (
     Objective,
     Reduction,
@@ -122,9 +122,12 @@ class GRPO:
         return Exchange(
             {
                 model: [row for group in of_model for row in self.rows_of(group, context.codecs[model])]
-                for model, of_model in groups.items()
+                for model, of_model in receiving(groups, context).items()
             }
         )
+
+    def usable(self, own: Group, successes: int, size: int) -> bool:
+        return False
 
     def rows_of(self, group: Group, codec: CodecLike) -> list[Row]:
         return own_rows(group, codec, normalize_std=self.settings.normalize_std)

@@ -1,20 +1,21 @@
 """HACPO: every prompt's peer responses are appended to the receiver's own, with capability-aware advantages.
 
 Zhang et al. (2026). Sequence-level ratios in the GSPO-token form: the value is the whole response's, the gradient flows
-through each token's log-probability.
+through each token's log-probability. The paper has two models; with more, the receiver's group and all peers' groups on
+a prompt are pooled, each peer with its own capability ratio.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 
-from graftrl.errors import ConfigError
 from graftrl.exchange import Rejected
 from graftrl.methods.base import (
     Exchange,
@@ -22,13 +23,15 @@ from graftrl.methods.base import (
     StepContext,
     cut_by_prompt,
     direction_stats,
+    groups_by_prompt,
     own_rows,
     peer_row,
+    receiving,
     transfer_of,
 )
 from graftrl.methods.grpo import kl_loss
 from graftrl.objective import Objective, Term, TokenBatch, sequence_log_ratio, sequence_mean
-from graftrl.objective.capability import capability, capability_advantages, capability_ratio
+from graftrl.objective.capability import capability, capability_ratio, pooled_advantages
 from graftrl.objective.terms import TokenLoss
 from graftrl.rollout import Group, Row
 from graftrl.settings import Settings
@@ -59,52 +62,74 @@ class HACPO:
         self.settings = settings
 
     def exchange(self, groups: Groups, context: StepContext) -> Exchange:
-        if len(groups) != 2:
-            raise ConfigError(f"hacpo is defined for two models; the recipe has {len(groups)}")
         exchange = Exchange({})
         candidates: Counter[tuple[str, str]] = Counter()
         shared = self.shared(groups, context)
-        strength = {m: capability(context.mean_rewards[m], self.settings.window) for m in groups}
-        for receiver, of_receiver in groups.items():
-            (source,) = (model for model in groups if model != receiver)
-            omega = capability_ratio(strength[source], strength[receiver])
-            peer_of = {group.prompt.id: group for group in groups[source]}
+        strength = {m: capability(context.mean_rewards.get(m, ()), self.settings.window) for m in groups}
+        for receiver, of_receiver in receiving(groups, context).items():
+            omega = {m: capability_ratio(strength[m], strength[receiver]) for m in groups if m != receiver}
             rows: list[Row] = []
             for group in of_receiver:
-                if group.prompt.id not in shared[receiver]:
-                    rows += own_rows(group, context.codecs[receiver])
-                    continue
-                peer = peer_of[group.prompt.id]
-                candidates[source, receiver] += 1
-                advantages, peer_advantages = capability_advantages(group.rewards, peer.rewards, omega)
                 own = own_rows(group, context.codecs[receiver])
+                rows += own
+                peers = shared[receiver].get(group.prompt.id, [])
+                if not peers:
+                    continue
+                candidates.update((peer.model, receiver) for peer in peers)
+                advantages, of_peers = pooled_advantages(
+                    group.rewards, [(peer.rewards, omega[peer.model]) for peer in peers]
+                )
                 for row, advantage in zip(own, advantages.tolist(), strict=True):
                     row.advantages = advantage
-                rows += own
-                for index, advantage in enumerate(peer_advantages.tolist()):
-                    appended = peer_row(peer, index, receiver, context, advantage=advantage, kind="peer")
-                    if isinstance(appended, Rejected) or not np.isfinite(appended.source_logprob):
-                        reason = appended.reason if isinstance(appended, Rejected) else "not finite"
-                        rejected = transfer_of(receiver, peer, index, "rejected", reason, advantage=advantage)
-                        exchange.transfers.append(rejected)
-                        continue
-                    appended.weight = omega
-                    # The cross ratio compares with the source at generation, not with the receiver's old policy.
-                    appended.old_logprobs = np.zeros(len(appended.response_token_ids), np.float32)
-                    rows.append(appended)
-                    exchange.transfers.append(
-                        transfer_of(
-                            receiver, peer, index, "admitted", advantage=advantage, weight=omega,
-                            receiver_tokens=len(appended.response_token_ids),
-                        )
-                    )  # fmt: skip
+                for peer, peer_advantages in zip(peers, of_peers, strict=True):
+                    rows += self._append(peer, peer_advantages, omega[peer.model], receiver, context, exchange)
             exchange.rows[receiver] = rows
-        exchange.directions = direction_stats(exchange.transfers, groups, candidates)
+        exchange.directions = direction_stats(exchange.transfers, groups, candidates, context.receivers)
         return exchange
 
-    def shared(self, groups: Groups, context: StepContext) -> Mapping[str, Container[str]]:
-        """Per receiver the prompts whose peer group joins its own: every one."""
-        return {receiver: {group.prompt.id for group in of_receiver} for receiver, of_receiver in groups.items()}
+    def _append(
+        self,
+        peer: Group,
+        advantages: NDArray[np.float64],
+        omega: float,
+        receiver: str,
+        context: StepContext,
+        exchange: Exchange,
+    ) -> list[Row]:
+        """A peer's group as rows of the receiver, each weighted with the peer's capability ratio."""
+        rows: list[Row] = []
+        for index, advantage in enumerate(advantages.tolist()):
+            row = peer_row(peer, index, receiver, context, advantage=advantage, kind="peer")
+            if isinstance(row, Rejected) or not np.isfinite(row.source_logprob):
+                reason = row.reason if isinstance(row, Rejected) else "not finite"
+                rejected = transfer_of(receiver, peer, index, "rejected", reason, advantage=advantage)
+                exchange.transfers.append(rejected)
+                continue
+            row.weight = omega
+            # The cross ratio compares with the source at generation, not with the receiver's old policy.
+            row.old_logprobs = np.zeros(len(row.response_token_ids), np.float32)
+            rows.append(row)
+            exchange.transfers.append(
+                transfer_of(
+                    receiver, peer, index, "admitted", advantage=advantage, weight=omega,
+                    receiver_tokens=len(row.response_token_ids),
+                )
+            )  # fmt: skip
+        return rows
+
+    def shared(self, groups: Groups, context: StepContext) -> dict[str, dict[str, list[Group]]]:
+        """Per receiver and prompt the peer groups that join its own: all there are."""
+        of_prompt = groups_by_prompt(groups)
+        return {
+            receiver: {
+                group.prompt.id: [peer for peer in of_prompt[group.prompt.id] if peer.model != receiver]
+                for group in of_receiver
+            }
+            for receiver, of_receiver in receiving(groups, context).items()
+        }
+
+    def usable(self, own: Group, successes: int, size: int) -> bool:
+        return True
 
     def order(self, rows: Sequence[Row], minibatch_prompts: int, rng: np.random.Generator) -> list[list[Row]]:
         """Own minibatches first, then the peer's."""

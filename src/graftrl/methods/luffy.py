@@ -21,6 +21,7 @@ from graftrl.methods.base import (
     direction_stats,
     groups_by_prompt,
     own_rows,
+    receiving,
 )
 from graftrl.methods.sgt import draw_successes
 from graftrl.objective import Objective, Term, TokenBatch, group_advantages, importance_ratio
@@ -71,7 +72,7 @@ class LUFFY:
         exchange = Exchange({})
         candidates: Counter[tuple[str, str]] = Counter()
         of_prompt = groups_by_prompt(groups)
-        for receiver, of_receiver in groups.items():
+        for receiver, of_receiver in receiving(groups, context).items():
             rows: list[Row] = []
             for group in of_receiver:
                 peers = [peer for peer in of_prompt[group.prompt.id] if peer.model != receiver]
@@ -86,8 +87,11 @@ class LUFFY:
                     row.advantages = advantage
                 rows += of_group
             exchange.rows[receiver] = rows
-        exchange.directions = direction_stats(exchange.transfers, groups, candidates)
+        exchange.directions = direction_stats(exchange.transfers, groups, candidates, context.receivers)
         return exchange
+
+    def usable(self, own: Group, successes: int, size: int) -> bool:
+        return successes > 0
 
     def order(self, rows: Sequence[Row], minibatch_prompts: int, rng: np.random.Generator) -> list[list[Row]]:
         return cut_by_prompt(rows, minibatch_prompts)

@@ -22,6 +22,7 @@ from graftrl.methods.base import (
     groups_by_prompt,
     own_rows,
     peer_row,
+    receiving,
     transfer_of,
 )
 from graftrl.methods.grpo import ClipSettings, clip_objective
@@ -105,7 +106,7 @@ class SGT:
         exchange = Exchange({})
         candidates: Counter[tuple[str, str]] = Counter()
         offered = self.offered(groups, context)
-        for receiver, of_receiver in groups.items():
+        for receiver, of_receiver in receiving(groups, context).items():
             rows: list[Row] = []
             for group in of_receiver:
                 rows += own_rows(group, context.codecs[receiver], normalize_std=self.settings.normalize_std)
@@ -113,7 +114,7 @@ class SGT:
                 candidates.update((peer.model, receiver) for peer in peers)
                 rows += draw_successes(peers, receiver, context, exchange)
             exchange.rows[receiver] = rows
-        exchange.directions = direction_stats(exchange.transfers, groups, candidates)
+        exchange.directions = direction_stats(exchange.transfers, groups, candidates, context.receivers)
         return exchange
 
     def offered(self, groups: Groups, context: StepContext) -> dict[str, dict[str, list[Group]]]:
@@ -126,8 +127,11 @@ class SGT:
                 for group in of_receiver
                 if group.all_fail
             }
-            for receiver, of_receiver in groups.items()
+            for receiver, of_receiver in receiving(groups, context).items()
         }
+
+    def usable(self, own: Group, successes: int, size: int) -> bool:
+        return own.all_fail and successes > 0
 
     def order(self, rows: Sequence[Row], minibatch_prompts: int, rng: np.random.Generator) -> list[list[Row]]:
         return cut_by_prompt(rows, minibatch_prompts)

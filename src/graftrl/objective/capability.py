@@ -1,4 +1,4 @@
-"""HACPO's capability-aware advantages over the pooled groups of a receiver and one peer (Zhang et al., 2026)."""
+"""HACPO's capability-aware advantages over the pooled groups of a receiver and its peers (Zhang et al., 2026)."""
 
 from __future__ import annotations
 
@@ -22,16 +22,28 @@ def capability_ratio(source: float, receiver: float) -> float:
 def capability_advantages(
     own: NDArray[np.float64], peer: NDArray[np.float64], omega: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Advantages of both groups: raw rewards minus one capability-weighted mean, over one deviation.
+    """Advantages of a receiver's group and of one peer's; see `pooled_advantages`."""
+    advantages, (of_peer,) = pooled_advantages(own, [(peer, omega)])
+    return advantages, of_peer
 
-    mu = (sum own + sum peer / omega) / (n_own + n_peer), or the own mean where that exceeds 1; sigma the unbiased
-    deviation of the pooled raw rewards; exactly 0 where all pooled rewards are equal.
+
+def pooled_advantages(
+    own: NDArray[np.float64], peers: Sequence[tuple[NDArray[np.float64], float]]
+) -> tuple[NDArray[np.float64], list[NDArray[np.float64]]]:
+    """Advantages of all groups: raw rewards minus one capability-weighted mean, over one deviation.
+
+    mu = (sum own + sum over peers of (sum peer / omega_peer)) / number of pooled rewards, or the own mean where that
+    exceeds 1; sigma the unbiased deviation of the pooled raw rewards; exactly 0 where all pooled rewards are equal. The
+    paper defines it for one peer; that each of several peers has its own omega is our extension.
+
+    Args:
+        own: float64 [n]. peers: per peer its rewards, float64 [n_peer], and its omega.
     """
-    pooled = np.concatenate([own, peer])
+    pooled = np.concatenate([own, *(rewards for rewards, _ in peers)])
     if pooled.min() == pooled.max():
-        return np.zeros_like(own), np.zeros_like(peer)
-    mu = (own.sum() + peer.sum() / omega) / len(pooled)
+        return np.zeros_like(own), [np.zeros_like(rewards) for rewards, _ in peers]
+    mu = (own.sum() + sum(rewards.sum() / omega for rewards, omega in peers)) / len(pooled)
     if mu > 1:
         mu = own.mean()
     scale = pooled.std(ddof=1) + 1e-6
-    return (own - mu) / scale, (peer - mu) / scale
+    return (own - mu) / scale, [(rewards - mu) / scale for rewards, _ in peers]
