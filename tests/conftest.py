@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from transformers.utils import logging as transformers_logging
 
+from graftrl import cli
 from graftrl.lab.models import LAB_MODELS, build_model, save_model
 
 transformers_logging.disable_progress_bar()
@@ -17,3 +20,17 @@ def pair(tmp_path_factory) -> dict[str, str]:
     for name in "AB":
         save_model(build_model(LAB_MODELS[name], seed=3), LAB_MODELS[name], root / name)
     return {name: str(root / name) for name in "AB"}
+
+
+@pytest.fixture
+def graftrl(capsys, monkeypatch):
+    """Run a command in this process: exit code, standard output, standard error."""
+
+    def run(*arguments) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["graftrl", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(caught.value.code or 0), captured.out, captured.err
+
+    return run

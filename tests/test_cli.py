@@ -1,31 +1,16 @@
 """The command line as a user meets it: what is printed, what is on standard error, the exit code."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from graftrl import __version__, cli
+from graftrl import __version__
 from graftrl.config import load_recipe
 
 ROOT = Path(__file__).parent.parent
 TOY = ROOT / "tests" / "training"
-
-
-@pytest.fixture
-def graftrl(capsys, monkeypatch):
-    """Run a command in this process: exit code, standard output, standard error."""
-
-    def run(*arguments) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["graftrl", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(caught.value.code or 0), captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture

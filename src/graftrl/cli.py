@@ -12,6 +12,7 @@ import typer
 
 from graftrl import __version__
 from graftrl.errors import GraftrlError
+from graftrl.logs.cli import app as logs_app
 
 if TYPE_CHECKING:
     from graftrl.training.run_folder import RunFolder
@@ -25,6 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(logs_app, name="logs")
 
 RunOption = Annotated[Path | None, typer.Option("--run", help="Run folder; default runs/<name of the recipe>.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing while training.")]

@@ -7,7 +7,7 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -77,7 +77,7 @@ class RolloutLog:
                 counts = [pl.len().alias("n"), (pl.col("reward") == 1.0).sum().alias("k")]
                 ungraded = pl.col("reward").is_null().sum().alias("ungraded")
                 query = pl.scan_parquet(file).filter(pl.col("model") == model).group_by(keys, maintain_order=True)
-                part = _collect(file, query.agg(*counts, ungraded))
+                part = collect(file, query.agg(*counts, ungraded))
                 if part["ungraded"].sum() or part["prompt_id"].null_count():
                     raise DataError(
                         f"{file}: {model!r} has responses without a reward or prompt_id; "
@@ -114,7 +114,7 @@ class RolloutLog:
         keys = ["step", "prompt_id"]
         among = [pl.col(key).is_in(wanted[key].unique().implode()) for key in keys]
         query = pl.scan_parquet(file, row_index_name="row", row_index_offset=1).filter(pl.col("model") == model, *among)
-        rows = _collect(file, query).join(wanted, on=keys, how="semi", maintain_order="left")
+        rows = collect(file, query).join(wanted, on=keys, how="semi", maintain_order="left")
         faults = broken_rules(rows, blocking_only=True)
         if faults.height:
             more = f" (and {faults.height - 1} more)" if faults.height > 1 else ""
@@ -135,7 +135,7 @@ class RolloutLog:
 
     @staticmethod
     def _catalog_of(index: int, file: Path) -> pl.DataFrame:
-        rows = _collect(file, pl.scan_parquet(file).select(_CATALOG).unique(maintain_order=True))
+        rows = collect(file, pl.scan_parquet(file).select(_CATALOG).unique(maintain_order=True))
         if rows["model"].null_count() or rows["step"].null_count():
             raise DataError(f"{file}: rows without a model or step; 'graftrl logs validate {file}' lists them")
         return rows.with_columns(file=pl.lit(index))
@@ -201,9 +201,10 @@ def _named(file: Path) -> Iterator[None]:
         raise DataError(f"{file}: torn or not a Parquet file ({reason})") from error
 
 
-def _collect(file: Path, query: pl.LazyFrame) -> pl.DataFrame:
+def collect(file: Path, query: pl.LazyFrame, engine: Literal["auto", "streaming"] = "auto") -> pl.DataFrame:
+    """The result of a query on one file. Raises DataError naming the file where it cannot be decoded."""
     with _named(file):
-        return query.collect()
+        return query.collect(engine=engine)
 
 
 def _arrays(lists: pl.Series, dtype: type) -> list[NDArray[Any]]:

@@ -1,0 +1,41 @@
+"""Settings of a stored peer: whose log, and which of its groups belong to a prompt of this run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from graftrl.settings import Settings
+
+
+class PeerSettings(Settings):
+    """A peer that is not trained and never loaded: what it said is read from the rollout log of a run that is over.
+
+    log: a run folder, a folder of Parquet files or one such file; or a list of them, such as the runs of several seeds.
+    model: whose responses; a name in the log (default: the only one there).
+    match: "step_and_prompt" takes the group of the same step and prompt id, so that a run with the seed and batch size
+        of the log's run meets the peer as it was then; "prompt" takes one of the prompt, whatever its step.
+    choose: among several groups of a prompt: the "newest" (largest step), a "random" one, or the "most_compatible": the
+        one with the highest mean score under the receiver at the start of the step.
+    """
+
+    log: Path | list[Path]
+    model: str | None = Field(None, min_length=1)
+    match: Literal["step_and_prompt", "prompt"] = "step_and_prompt"
+    choose: Literal["newest", "random", "most_compatible"] = "newest"
+
+    @property
+    def logs(self) -> list[Path]:
+        return self.log if isinstance(self.log, list) else [self.log]
+
+    @model_validator(mode="after")
+    def _choice_is_possible(self) -> PeerSettings:
+        if not self.logs:
+            raise ValueError("log is an empty list; name at least one run folder or Parquet file")
+        if self.match == "step_and_prompt" and len(self.logs) == 1 and self.choose != "newest":
+            raise ValueError(
+                f"choose is {self.choose!r}, but one log has one group for a step and prompt; set match to 'prompt'"
+            )
+        return self
