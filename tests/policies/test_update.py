@@ -103,6 +103,22 @@ def test_a_rows_own_clip_bound_reaches_the_loss(policy):
     assert torch.isnan(seen[1]).sum() == 2 and seen[1][~torch.isnan(seen[1])].tolist() == [0.5]
 
 
+@pytest.mark.parametrize("microbatch_tokens", [20, 10_000])
+def test_diagnostics_of_a_token_loss_are_averaged_over_its_own_loss_tokens(policy, microbatch_tokens):
+    def loss(batch):
+        return TokenLoss(-batch.logprobs_BT, means_BT={"advantage": batch.advantages_BT})
+
+    p = policy("llama", optimizer=quick(), microbatch_tokens=microbatch_tokens)
+    rows = random_rows(4)
+    for row, kind, advantage in zip(rows, ("sft", "own", "sft", "sft"), (1.0, 50.0, 2.0, 3.0), strict=True):
+        row.kind, row.advantages, row.weight = kind, advantage, 1.0
+    rows[3].loss_mask[:] = False
+    terms = Term(("own",), lambda batch: TokenLoss(-batch.logprobs_BT)), Term(("sft",), loss)
+    stats = p.update([rows], lambda _: Objective(terms))
+    lengths = [rows[0].loss_tokens, rows[2].loss_tokens]
+    assert stats.summary()["token_means"] == {"advantage": pytest.approx(np.average([1.0, 2.0], weights=lengths))}
+
+
 def test_warmup_scales_the_learning_rate(policy):
     p = policy("llama", optimizer=OptimizerSettings(lr=1e-3, warmup_steps=4))
     rates = [p.update([random_rows(3, seed=i)], lambda _: grpo_objective()).learning_rate for i in range(6)]

@@ -14,6 +14,7 @@ from graftrl.methods.graft_variants import GRAFT_VARIANTS
 from graftrl.methods.grpo import GRPO
 from graftrl.methods.hacpo import HACPO
 from graftrl.methods.luffy import LUFFY
+from graftrl.methods.scion import SCION
 from graftrl.methods.sgt import SGT
 
 METHODS: dict[str, Any] = {
@@ -22,6 +23,7 @@ METHODS: dict[str, Any] = {
     "sgt": SGT,
     "hacpo": HACPO,
     "luffy": LUFFY,
+    "scion": SCION,
     "gapo": GAPO,
     **GRAFT_VARIANTS,
 }
@@ -90,6 +92,7 @@ __all__ = [
     "LUFFY",
     "METHODS",
     "PRESETS",
+    "SCION",
     "SGT",
     "Exchange",
     "Method",

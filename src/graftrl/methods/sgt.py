@@ -57,7 +57,8 @@ def draw_successes(
 ) -> list[Row]:
     """Up to `count` uniformly drawn successes of the peers' groups on a prompt, without repetition, as "sft" rows.
 
-    A drawn response that cannot be put into the receiver's tokens is logged as rejected and another is drawn.
+    A drawn response that cannot be put into the receiver's tokens is logged as rejected and another is drawn. The rows'
+    weights add up to 1.
 
     Args:
         distinct: responses of the same text count as one.
@@ -67,12 +68,12 @@ def draw_successes(
     if distinct:
         first = {group.responses[i].text: (group, i) for group, i in reversed(successes)}
         successes = list(reversed(first.values()))
-    rows: list[Row] = []
     if not successes:
-        return rows
+        return []
+    drawn: list[tuple[Row, Group, int]] = []
     rng = generator(context.seed, "success", receiver, successes[0][0].prompt.id)
     for choice in rng.permutation(len(successes)):
-        if len(rows) == count:
+        if len(drawn) == count:
             break
         group, index = successes[choice]
         row = peer_row(group, index, receiver, context, advantage=advantage, kind="sft")
@@ -80,14 +81,16 @@ def draw_successes(
             exchange.transfers.append(transfer_of(receiver, group, index, "rejected", row.reason, advantage=advantage))
             continue
         row.old_logprobs = np.zeros(len(row.response_token_ids), np.float32)  # a likelihood has no ratio
-        rows.append(row)
+        drawn.append((row, group, index))
+    for row, group, index in drawn:
+        row.weight = 1 / len(drawn)
         exchange.transfers.append(
             transfer_of(
-                receiver, group, index, "admitted", advantage=advantage, weight=1.0,
+                receiver, group, index, "admitted", advantage=advantage, weight=row.weight,
                 receiver_tokens=len(row.response_token_ids),
             )
         )  # fmt: skip
-    return rows
+    return [row for row, _, _ in drawn]
 
 
 class SGT:

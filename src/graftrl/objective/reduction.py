@@ -29,6 +29,12 @@ def sequence_mean(lengths: ArrayLike) -> NDArray[np.float64]:
     return np.where(lengths > 0, 1.0 / (rows * np.maximum(lengths, 1)), 0.0)
 
 
+def row_mean(lengths: ArrayLike) -> NDArray[np.float64]:
+    """The mean over each row's own tokens; how rows are averaged is left to the term."""
+    lengths = np.asarray(lengths, np.int64)
+    return np.where(lengths > 0, 1.0 / np.maximum(lengths, 1), 0.0)
+
+
 def constant_divisor(divisor: float) -> Reduction:
     """Sum over tokens divided by a constant, such as rows * max_tokens (Dr. GRPO; Liu et al., 2025)."""
     if not divisor > 0:

@@ -5,6 +5,8 @@ Surrogates are to be *maximised*; a method's token loss is their negative.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -67,6 +69,23 @@ def k3_kl(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """Schulman's k3 estimate of KL(pi || pi_ref) per token: exp(d) - d - 1 with d = ref_logprobs - logprobs; >= 0."""
     difference = ref_logprobs - logprobs
     return torch.expm1(difference) - difference  # exp(d) - 1 would cancel to a negative residue near d = 0
+
+
+def damping(logprobs: Tensor, tau: float) -> Tensor:
+    """c = min(p / tau, 1) per token, a truncated importance weight (SCION); tau = 0 damps nothing."""
+    return torch.ones_like(logprobs) if tau == 0 else (logprobs.exp() / tau).clamp(max=1.0)
+
+
+def damped_nll(logprobs: Tensor, tau: float) -> Tensor:
+    """The function whose gradient is that of stopgrad(c) * -log p, c = min(p / tau, 1) (SCION).
+
+    -log p where p >= tau, else 1 - log(tau) - p / tau: linear in p below tau, so one token's influence is bounded.
+    """
+    if tau == 0:
+        return -logprobs
+    log_tau = math.log(tau)
+    # Both branches are finite everywhere, so the one not chosen cannot spoil the gradient.
+    return torch.where(logprobs >= log_tau, -logprobs, 1 - log_tau - logprobs.exp() / tau)
 
 
 def sequence_log_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ the right; `mask_BT` is False on padding).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -39,10 +39,12 @@ class TokenBatch:
 
 @dataclass(frozen=True, slots=True)
 class TokenLoss:
-    """loss_BT: to be minimised, the value on padding is ignored. clipped_BT: bool, for the diagnostics, or None."""
+    """loss_BT: to be minimised, the value on padding is ignored. clipped_BT: bool, for the diagnostics, or None.
+    means_BT: more diagnostics, name -> a constant per token, logged as the mean over the term's loss tokens."""
 
     loss_BT: Tensor
     clipped_BT: Tensor | None = None
+    means_BT: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Term:
     """coefficient * reduction over the rows of `kinds` of token_loss.
 
     counted: kinds whose tokens the reduction counts (default: `kinds`), for terms that share one denominator.
+    over_prompts: divide by the number of prompts in the minibatch as well, whatever the kinds of their rows.
     policy_gradient: the token loss is linear in the weighted advantage, so rows whose weighted advantages are all 0
         need neither forward nor backward pass; they only count in the denominator.
     """
@@ -60,16 +63,18 @@ class Term:
     coefficient: float = 1.0
     policy_gradient: bool = False
     counted: tuple[str, ...] | None = None
+    over_prompts: bool = False
 
     def scales(self, rows: Sequence[Row]) -> list[float]:
         """One factor per row of the minibatch, 0 for rows of other kinds; coefficient included."""
         counted = [i for i, row in enumerate(rows) if row.kind in (self.counted or self.kinds)]
         scales = [0.0] * len(rows)
+        coefficient = self.coefficient / (len({row.prompt_id for row in rows}) if self.over_prompts else 1)
         if counted:
             factors = self.reduction(np.array([rows[i].loss_tokens for i in counted], dtype=np.int64))
             for i, factor in zip(counted, factors, strict=True):
                 if rows[i].kind in self.kinds:
-                    scales[i] = float(factor) * self.coefficient
+                    scales[i] = float(factor) * coefficient
         return scales
 
     def needs_pass(self, row: Row) -> bool:

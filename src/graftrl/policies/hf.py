@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +40,8 @@ class UpdateStats:
     learning_rate: float = 0.0
     tokens: Counter[str] = field(default_factory=Counter)
     clipped_tokens: Counter[str] = field(default_factory=Counter)
+    token_sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # the token losses' diagnostics
+    token_counts: Counter[str] = field(default_factory=Counter)
     passed_tokens: int = 0  # prompt and response tokens that went through a forward and backward pass
 
     def summary(self) -> dict[str, Any]:
@@ -54,6 +56,7 @@ class UpdateStats:
             "trained_tokens": dict(self.tokens),
             "clipped_tokens": {kind: self.clipped_tokens[kind] for kind in kinds},
             "clip_fraction": {kind: self.clipped_tokens[kind] / max(self.tokens[kind], 1) for kind in kinds},
+            "token_means": {name: self.token_sums[name] / count for name, count in self.token_counts.items()},
             "passed_tokens": self.passed_tokens,
         }
 
@@ -248,6 +251,10 @@ class HFPolicy:
                     for row, clipped in zip(members, count, strict=True):
                         if row.kind in term.kinds:
                             stats.clipped_tokens[row.kind] += clipped
+                for name, values_BT in result.means_BT.items():
+                    inside_BT = padded.mask_BT & (scales_B != 0)[:, None]
+                    stats.token_sums[name] += float(values_BT[inside_BT].sum())
+                    stats.token_counts[name] += int(inside_BT.sum())
             if loss.requires_grad:
                 loss.backward()
             total += float(loss.detach())
