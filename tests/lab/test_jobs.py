@@ -15,7 +15,7 @@ from rich.console import Console
 
 from graftrl.config import load_recipe
 from graftrl.errors import ConfigError, RunError
-from graftrl.lab.jobs import LOG_FILE, Job, finished_steps, run_jobs
+from graftrl.lab.jobs import LOG_FILE, Job, duration, finished_steps, run_jobs
 from graftrl.training.run_folder import RunFolder
 
 RECIPE = {
@@ -59,10 +59,10 @@ def command(tmp_path: Path) -> list[str]:
     return [sys.executable, "-S", str(tmp_path / "stub.py")]
 
 
-def _job(tmp_path: Path, name: str, *overrides: str) -> Job:
+def _job(tmp_path: Path, name: str, *overrides: str, after: tuple[str, ...] = ()) -> Job:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(RECIPE))
-    return Job(name, recipe, overrides, tmp_path / name)
+    return Job(name, recipe, overrides, tmp_path / name, tuple(tmp_path / folder for folder in after))
 
 
 def _calls(tmp_path: Path) -> list[str]:
@@ -113,6 +113,24 @@ def test_one_failure_does_not_stop_the_others(tmp_path: Path, command: list[str]
     assert finished_steps(tmp_path / "good") == 3
 
 
+def test_a_job_waits_for_the_runs_that_it_reads(tmp_path: Path, command: list[str]) -> None:
+    jobs = [_job(tmp_path, "log"), _job(tmp_path, "reader", after=("log",)), _job(tmp_path, "free")]
+    run_jobs(jobs, 3, _quiet(), command)
+    assert _calls(tmp_path).index("log 1") < _calls(tmp_path).index("reader 1")
+    assert {call.split()[0] for call in _calls(tmp_path)} == {"log", "reader", "free"}
+    with pytest.raises(ConfigError, match="reader waits for a run that is not among the jobs before it"):
+        run_jobs([jobs[1], jobs[0]], 3, _quiet(), command)
+
+
+def test_a_job_fails_with_the_run_that_it_reads(tmp_path: Path, command: list[str]) -> None:
+    jobs = [_job(tmp_path, "bad"), _job(tmp_path, "reader", after=("bad",)), _job(tmp_path, "good")]
+    with pytest.raises(RunError, match="2 of 3 runs failed") as caught:
+        run_jobs(jobs, 1, _quiet(), command)
+    assert "it needs bad, which failed" in str(caught.value)
+    assert not (tmp_path / "reader").exists()
+    assert finished_steps(tmp_path / "good") == 3
+
+
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_run_of_other_settings_is_not_reused(tmp_path: Path, command: list[str], steps: int) -> None:
     _begin(_job(tmp_path, "run"), steps)
@@ -152,6 +170,29 @@ def test_progress_reads_well_on_a_terminal_and_elsewhere(tmp_path: Path, command
     plain = io.StringIO()
     run_jobs([_job(tmp_path, "one")], 1, Console(file=plain), command)
     assert plain.getvalue().startswith("one: started\none: finished at step 3/3 after ")
+    several = io.StringIO()
+    run_jobs([_job(tmp_path, "three"), _job(tmp_path, "four")], 1, Console(file=several), command)
+    assert "three: finished at step 3/3 after 0 s; 1 of 2 runs done, about " in several.getvalue()
+    assert several.getvalue().endswith("; 2 of 2 runs done\n")
     terminal = io.StringIO()
     run_jobs([_job(tmp_path, "two")], 1, Console(file=terminal, force_terminal=True, width=100), command)
     assert "step 3/3" in terminal.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (89, "89 s"), (100, "2 min"), (3599, "1 h 00 min"), (7500, "2 h 05 min")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_of_many_jobs_only_those_that_run_or_failed_are_shown(tmp_path: Path, command: list[str]) -> None:
+    jobs = [_job(tmp_path, f"job{i:02d}") for i in range(13)] + [_job(tmp_path, "bad")]
+    for job in jobs[:13]:
+        _begin(job, 3)
+    terminal = io.StringIO()
+    with pytest.raises(RunError):
+        run_jobs(jobs, 1, Console(file=terminal, force_terminal=True, width=100), command)
+    assert "bad" in terminal.getvalue()
+    assert "job05" not in terminal.getvalue()
+    assert "13 of 14 runs done, 1 failed" in terminal.getvalue()

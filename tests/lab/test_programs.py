@@ -164,3 +164,17 @@ def test_verifier(response: str, finish_reason: str, reward: float) -> None:
     task = build_hidden_programs(CONFIG)
     assert task.in_process
     assert task.verifier(prompt(), response, finish_reason).reward == reward  # type: ignore[arg-type]
+
+
+def test_an_imperfect_verifier_counts_a_fixed_share_of_wrong_lists_right_in_training_alone() -> None:
+    exact = build_hidden_programs(CONFIG)
+    lenient = build_hidden_programs(CONFIG.model_copy(update={"false_positives": 0.1}))
+    wrong = [f"A:1;B:{i},{i}" for i in range(20)]
+    rewards = np.array([[lenient.verifier(p, text, "stop").reward for text in wrong] for p in lenient.train[:200]])
+    assert rewards.mean() == pytest.approx(0.1, abs=0.02)  # 4,000 pairs: four standard errors
+    again = np.array([[lenient.verifier(p, text, "stop").reward for text in wrong] for p in lenient.train[:200]])
+    assert (rewards == again).all()
+    assert not any(exact.verifier(p, text, "stop").reward for p in exact.train[:200] for text in wrong)
+    assert not any(lenient.verifier(p, text, "stop").reward for p in lenient.validation for text in wrong)
+    assert not any(lenient.verifier(p, text, "length").reward for p in lenient.train[:200] for text in wrong)
+    assert [p.text for p in lenient.train[:5]] == [p.text for p in exact.train[:5]]

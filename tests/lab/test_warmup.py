@@ -156,6 +156,9 @@ def test_cache_is_reused_until_something_changes(tmp_path: Path, monkeypatch: py
     first = ensure_warm_pair(tmp_path, CONFIG)
     assert ensure_warm_pair(tmp_path, CONFIG.model_copy(update={"seed": 9, "train_size": 10})) == first
     assert builds.built == ["A", "B"]
+    assert ensure_warm_pair(tmp_path, CONFIG.model_copy(update={"false_positives": 0.1})) == first
+    assert cache.warm_folders(tmp_path, CONFIG) == first
+    assert builds.built == ["A", "B"]
     other = ensure_warm_pair(tmp_path, CONFIG, settings={"B": WarmupSettings(steps=4)})
     assert other["A"] == first["A"] and other["B"] != first["B"]
     ensure_warm_pair(tmp_path, CONFIG.model_copy(update={"separator": "|"}))

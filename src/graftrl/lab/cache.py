@@ -30,13 +30,13 @@ CODE_VERSION = 1  # raised with every change of the laboratory's code that chang
 
 
 def _specify(model: LabModel, task: HiddenProgramsConfig, settings: WarmupSettings, seed: int) -> dict[str, Any]:
-    """What determines a warmed-up model, as JSON. Prompts of reinforcement learning do not, so runs with other data
-    seeds share a model; the report is measured on the prompts of data seed 0."""
+    """What determines a warmed-up model, as JSON. Prompts and rewards of reinforcement learning do not, so runs with
+    other data seeds share a model; the report is measured on the prompts of data seed 0, graded by the exact rule."""
     task = task.model_copy(update={"seed": 0, "train_size": 1})
     return {
         "code_version": CODE_VERSION,
         "model": asdict(model),
-        "task": task.model_dump(mode="json"),
+        "task": task.model_dump(mode="json", exclude={"false_positives"}),
         "settings": settings.model_dump(mode="json"),
         "seed": seed,
     }
@@ -51,6 +51,32 @@ def _is_ready(folder: Path, fingerprint: str) -> bool:
         return WarmupReport.read(folder).fingerprint == fingerprint and (folder / "model.safetensors").is_file()
     except (OSError, ValidationError):
         return False
+
+
+def _specify_all(
+    task: HiddenProgramsConfig | None,
+    models: Sequence[LabModel],
+    settings: Mapping[str, WarmupSettings] | None,
+    seed: int,
+) -> dict[str, dict[str, Any]]:
+    chosen = {**WARMUPS, **(settings or {})}
+    task = task or HiddenProgramsConfig()
+    return {model.name: _specify(model, task, chosen.get(model.name, WarmupSettings()), seed) for model in models}
+
+
+def _folders(cache_folder: Path, specs: Mapping[str, Mapping[str, Any]]) -> dict[str, Path]:
+    return {name: cache_folder / f"{name}-{_hash(spec)[:12]}" for name, spec in specs.items()}
+
+
+def warm_folders(
+    cache_folder: Path,
+    task: HiddenProgramsConfig | None = None,
+    models: Sequence[LabModel] = (LAB_MODELS["A"], LAB_MODELS["B"]),
+    settings: Mapping[str, WarmupSettings] | None = None,
+    seed: int = 0,
+) -> dict[str, Path]:
+    """Where `ensure_warm_pair` puts these models, whether they are there already or not."""
+    return _folders(cache_folder, _specify_all(task, models, settings, seed))
 
 
 def ensure_warm_pair(
@@ -74,11 +100,9 @@ def ensure_warm_pair(
 
     Raises ConfigError if the task cannot be built, RunError if a process fails.
     """
-    task = task or HiddenProgramsConfig()
-    draw_programs(task)  # refuses an impossible task here rather than in a child's traceback
-    chosen = {**WARMUPS, **(settings or {})}
-    specs = {model.name: _specify(model, task, chosen.get(model.name, WarmupSettings()), seed) for model in models}
-    folders = {name: cache_folder / f"{name}-{_hash(spec)[:12]}" for name, spec in specs.items()}
+    draw_programs(task or HiddenProgramsConfig())  # refuses an impossible task here, not in a child's traceback
+    specs = _specify_all(task, models, settings, seed)
+    folders = _folders(cache_folder, specs)
     cache_folder.mkdir(parents=True, exist_ok=True)
     with FileLock(cache_folder / ".lock"):
         for name, spec in specs.items():

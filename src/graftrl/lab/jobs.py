@@ -11,15 +11,17 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from graftrl.config import Recipe, load_recipe
 from graftrl.errors import ConfigError, RunError
@@ -29,18 +31,25 @@ LOG_FILE = "job.log"
 COMMAND = (sys.executable, "-m", "graftrl")
 _POLL_S = 0.2
 _LOG_LINES = 8  # of a failed run, shown to the user
+_MOST_BARS = 12  # more jobs than that do not fit on a screen
 
 State = Literal["waiting", "running", "finished", "failed", "stopped"]
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run: a recipe with overrides (`key=value`), and the folder that it fills."""
+    """One run: a recipe with overrides (`key=value`), and the folder that it fills.
+
+    after: folders of jobs that must have finished before this one starts, because it reads what they wrote.
+    expected_s: how long it should take, from nothing; what the time left is told from, corrected by how fast jobs go.
+    """
 
     name: str
     recipe: Path
     overrides: tuple[str, ...]
     folder: Path
+    after: tuple[Path, ...] = ()
+    expected_s: float = 60.0
 
 
 @dataclass
@@ -57,6 +66,17 @@ class _Task:
     started: float = 0.0
     ended: float = 0.0
     error: list[str] = field(default_factory=list)
+    step_before: int = 0
+
+    @property
+    def left_s(self) -> float:
+        """Expected seconds of the steps that are missing."""
+        return self.job.expected_s * (1 - self.step / self.steps) if self.state in ("waiting", "running") else 0.0
+
+    @property
+    def done_s(self) -> float:
+        """Expected seconds of the steps that this call made."""
+        return self.job.expected_s * (self.step - self.step_before) / self.steps
 
 
 def finished_steps(folder: Path) -> int:
@@ -69,32 +89,46 @@ def finished_steps(folder: Path) -> int:
     return int(json.loads(whole[-1])["step"]) if whole else 0
 
 
+def duration(seconds: float) -> str:
+    """`40 s`, `12 min`, `1 h 05 min`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
+
+
 def run_jobs(
     jobs: Sequence[Job], workers: int = 2, console: Console | None = None, command: Sequence[str] = COMMAND
 ) -> int:
     """Run all jobs, `workers` at a time with one thread each, in the order given; returns how many had to run.
 
-    A finished job is skipped, an interrupted one resumed. A failed one is reported when all others have ended. A run's
-    output goes to `job.log` in its folder. On Ctrl-C every run saves its step under way; KeyboardInterrupt follows.
+    A finished job is skipped, an interrupted one resumed. One that reads another's run waits for it, and fails with it.
+    A failed one is reported when all others have ended. A run's output goes to `job.log` in its folder. On Ctrl-C every
+    run saves its step under way; KeyboardInterrupt follows.
 
     Args:
         command: the graftrl command line; `resume FOLDER` is appended. A new run's folder is made here, from the recipe
             as it was read when all jobs were checked, so that editing the file meanwhile changes nothing.
 
     Raises:
-        ConfigError: a recipe that is wrong or counts its length in epochs.
+        ConfigError: a recipe that is wrong or counts its length in epochs; a job that waits for one not before it.
         RunError: a folder holds a run of other settings (found before anything starts), or a job failed.
     """
     console = console or Console(stderr=True)
     if len({job.folder.resolve() for job in jobs}) < len(jobs):
         raise ConfigError("two jobs share a run folder")
     tasks = [_prepare(job) for job in jobs]
+    earlier: set[Path] = set()
+    for job in jobs:
+        if not earlier.issuperset(job.after):
+            raise ConfigError(f"{job.name} waits for a run that is not among the jobs before it")
+        earlier.add(job.folder)
     pending = [task for task in tasks if task.state != "finished"]
     if not pending:
         return 0
-    with _Board(tasks, console) as board, _termination_interrupts():
+    with _Board(tasks, console, workers) as board, _termination_interrupts():
         try:
-            _work(pending, workers, command, board)
+            _work(tasks, workers, command, board)
         except KeyboardInterrupt:
             _stop(tasks, board)
             raise
@@ -127,7 +161,7 @@ def _prepare(job: Job) -> _Task:
     if resumes:
         _refuse_other_settings(job, recipe)
     step = finished_steps(job.folder)
-    return _Task(job, recipe, steps, resumes, step, "finished" if step >= steps else "waiting")
+    return _Task(job, recipe, steps, resumes, step, "finished" if step >= steps else "waiting", step_before=step)
 
 
 def _refuse_other_settings(job: Job, recipe: Recipe) -> None:
@@ -157,15 +191,24 @@ def _flat(settings: Any, prefix: str = "") -> dict[str, Any]:
     }
 
 
-def _work(pending: Sequence[_Task], workers: int, command: Sequence[str], board: _Board) -> None:
-    waiting = list(pending)
+def _work(tasks: Sequence[_Task], workers: int, command: Sequence[str], board: _Board) -> None:
+    of_folder = {task.job.folder: task for task in tasks}
     running: list[_Task] = []
-    while waiting or running:
-        while waiting and len(running) < workers:
-            task = waiting.pop(0)
-            _start(task, command)
-            running.append(task)
-            board.tell(f"{task.job.name}: {'resumed' if task.resumes else 'started'}")
+    while True:
+        for task in tasks:
+            if task.state != "waiting":
+                continue
+            needed = [of_folder[folder] for folder in task.job.after]
+            failed = next((other for other in needed if other.state == "failed"), None)
+            if failed is not None:
+                task.state, task.error = "failed", [f"it needs {failed.job.name}, which failed"]
+                board.tell(f"{task.job.name}: not started, {task.error[0]}")
+            elif len(running) < workers and all(other.state == "finished" for other in needed):
+                _start(task, command)
+                running.append(task)
+                board.tell(f"{task.job.name}: {'resumed' if task.resumes else 'started'}")
+        if not running:
+            return
         time.sleep(_POLL_S)
         for task in list(running):
             task.step = finished_steps(task.job.folder)
@@ -173,7 +216,8 @@ def _work(pending: Sequence[_Task], workers: int, command: Sequence[str], board:
                 _settle(task, task.process.returncode)
                 running.remove(task)
                 seconds = task.ended - task.started
-                board.tell(f"{task.job.name}: {task.state} at step {task.step}/{task.steps} after {seconds:.0f} s")
+                ended = f"{task.job.name}: {task.state} at step {task.step}/{task.steps} after {seconds:.0f} s"
+                board.tell(f"{ended}; {board.summary()}" if len(tasks) > 1 else ended)
         board.refresh()
 
 
@@ -243,12 +287,13 @@ def _termination_interrupts() -> Iterator[None]:
 
 
 class _Board:
-    """What a person sees: a bar per job on a terminal, plain lines elsewhere (progress every `line_s` seconds)."""
+    """What a person sees: on a terminal a bar per job (of many jobs, those that run and those that failed) and a line
+    for all; plain lines elsewhere (progress every `line_s` seconds)."""
 
-    def __init__(self, tasks: Sequence[_Task], console: Console, line_s: float = 15.0) -> None:
-        self.tasks, self.console, self.line_s = tasks, console, line_s
+    def __init__(self, tasks: Sequence[_Task], console: Console, workers: int, line_s: float = 15.0) -> None:
+        self.tasks, self.console, self.workers, self.line_s = tasks, console, workers, line_s
         self.live = Live(console=console, refresh_per_second=4) if console.is_terminal else None
-        self.last_line = time.monotonic()
+        self.began = self.last_line = time.monotonic()
 
     def __enter__(self) -> _Board:
         if self.live is not None:
@@ -257,7 +302,7 @@ class _Board:
 
     def __exit__(self, *exception: object) -> None:
         if self.live is not None:
-            self.live.update(self._table())
+            self.live.update(self._view())
             self.live.stop()
 
     def tell(self, line: str) -> None:
@@ -267,16 +312,33 @@ class _Board:
 
     def refresh(self) -> None:
         if self.live is not None:
-            self.live.update(self._table())
+            self.live.update(self._view())
         elif time.monotonic() - self.last_line >= self.line_s:
             self.last_line = time.monotonic()
             line = ", ".join(f"{t.job.name} step {t.step}/{t.steps}" for t in self.tasks if t.state == "running")
             if line:
                 self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def _table(self) -> Table:
+    def summary(self) -> str:
+        """`37 of 180 runs done, 1 failed, about 41 min left`."""
+        counts = Counter(task.state for task in self.tasks)
+        failed = f", {counts['failed']} failed" if counts["failed"] else ""
+        left = sum(task.left_s for task in self.tasks)
+        time_left = f", about {duration(left / self._speed())} left" if left else ""
+        return f"{counts['finished']} of {len(self.tasks)} runs done{failed}{time_left}"
+
+    def _speed(self) -> float:
+        """Expected seconds done per second of this call; `workers` until there is enough to tell."""
+        done = sum(task.done_s for task in self.tasks)
+        elapsed = time.monotonic() - self.began
+        return done / elapsed if done > 30 and elapsed > 0 else float(self.workers)
+
+    def _view(self) -> Group:
         table = Table(box=None, pad_edge=False, show_header=False)
+        few = len(self.tasks) <= _MOST_BARS
         for task in self.tasks:
+            if not few and task.state not in ("running", "failed"):
+                continue
             now = task.ended or time.monotonic()
             table.add_row(
                 task.job.name,
@@ -285,4 +347,4 @@ class _Board:
                 task.state,
                 f"{now - task.started:.0f} s" if task.started else "",
             )
-        return table
+        return Group(table, Text(self.summary())) if len(self.tasks) > 1 else Group(table)

@@ -69,7 +69,7 @@ class LabModel:
 LAB_MODELS: dict[str, LabModel] = {
     "A": LabModel("A", "llama", "digit_comma"),
     "B": LabModel("B", "gpt2", "comma_digit", intermediate_size=256, pad_is_eos=True),
-    "C": LabModel("C", "gpt_neox", "letter_colon", intermediate_size=192),
+    "C": LabModel("C", "gpt_neox", "letter_colon", hidden_size=96, intermediate_size=256),
 }
 
 
@@ -114,7 +114,12 @@ def _llama(model: LabModel, common: dict[str, Any]) -> Any:
 
 
 def _gpt_neox(model: LabModel, common: dict[str, Any]) -> Any:
-    return GPTNeoXForCausalLM(GPTNeoXConfig(**_rotary(model), **common))
+    """With layers in sequence and rotation of all dimensions: at this size the defaults (attention beside the
+    feed-forward layer, a quarter of the dimensions) do not learn to execute programs."""
+    rotation = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0}
+    return GPTNeoXForCausalLM(
+        GPTNeoXConfig(**_rotary(model), use_parallel_residual=False, rope_parameters=rotation, **common)
+    )
 
 
 def _gpt2(model: LabModel, common: dict[str, Any]) -> Any:

@@ -18,6 +18,7 @@ from pydantic import Field, field_validator, model_validator
 
 from graftrl.errors import ConfigError
 from graftrl.rollout import FinishReason, Prompt
+from graftrl.seeds import derive_seed
 from graftrl.settings import Settings
 from graftrl.tasks.base import Grade, Task
 
@@ -91,6 +92,8 @@ class HiddenProgramsConfig(Settings):
     program_seed: draws the families' programs. seed: draws the prompts.
     train_size, validation_size: prompts; the second is a multiple of `families`, with equal counts of each.
     separator: stands between the two steps of a demonstration; the verifier does not look at it.
+    false_positives: share of wrong lists that the verifier counts as right, always the same ones, on training prompts.
+        Validation is graded by the exact rule.
     """
 
     kind: Literal["hidden_programs"] = "hidden_programs"
@@ -101,6 +104,7 @@ class HiddenProgramsConfig(Settings):
     train_size: int = Field(default=100_000, ge=1)
     validation_size: int = Field(default=720, ge=1)
     separator: str = Field(default=";", min_length=1, max_length=4)
+    false_positives: float = Field(default=0.0, ge=0, lt=1)
 
     @property
     def family_letters(self) -> str:
@@ -171,13 +175,13 @@ def held_out(families: NDArray[np.int64], digits: Digits) -> NDArray[np.bool_]:
     return chosen
 
 
-def _make_prompt(identifier: str, family: str, digits: Digits, program: Program) -> Prompt:
+def _make_prompt(identifier: str, family: str, digits: Digits, program: Program, **metadata: bool) -> Prompt:
     return Prompt(
         id=identifier,
         messages=({"role": "user", "content": write_prompt(family, digits)},),
         reference=write_list(execute(program, digits)[1]),
         task=TASK_NAME,
-        metadata={"family": family},
+        metadata={"family": family, **metadata},
     )
 
 
@@ -208,7 +212,8 @@ class TrainPrompts(Sequence[Prompt]):
         while held_out(family, digits)[0]:
             digits = generator.integers(0, 10, (1, self._config.length))
         letter = FAMILY_LETTERS[int(family[0])]
-        return _make_prompt(f"train-{i:06d}", letter, digits[0], self._programs[letter])
+        lenient = {"lenient": True} if self._config.false_positives > 0 else {}
+        return _make_prompt(f"train-{i:06d}", letter, digits[0], self._programs[letter], **lenient)
 
 
 def _draw_validation(config: HiddenProgramsConfig) -> tuple[Prompt, ...]:
@@ -236,7 +241,13 @@ def _draw_validation(config: HiddenProgramsConfig) -> tuple[Prompt, ...]:
 
 @dataclass(frozen=True, slots=True)
 class HiddenProgramsVerifier:
-    """1 iff the response ended by EOS and the list after its last `:` is the reference; the letters do not matter."""
+    """1 iff the response ended by EOS and the list after its last `:` is the reference; the letters do not matter.
+
+    false_positives: share of (prompt, wrong list) pairs that get 1 too, where the prompt's metadata say `lenient`. A
+    function of the pair, so that grading again gives the same rewards.
+    """
+
+    false_positives: float = 0.0
 
     def __call__(self, prompt: Prompt, response: str, finish_reason: FinishReason) -> Grade:
         if finish_reason != "stop":
@@ -244,7 +255,11 @@ class HiddenProgramsVerifier:
         _, colon, answer = response.rpartition(":")
         if not colon:
             return Grade(0.0, "no list")
-        return Grade(1.0, "right list") if answer == prompt.reference else Grade(0.0, "wrong list")
+        if answer == prompt.reference:
+            return Grade(1.0, "right list")
+        if prompt.metadata.get("lenient") and derive_seed(prompt.id, answer) < self.false_positives * 2**63:
+            return Grade(1.0, "wrong list, counted right")
+        return Grade(0.0, "wrong list")
 
 
 def build_hidden_programs(config: HiddenProgramsConfig) -> Task:
@@ -253,6 +268,6 @@ def build_hidden_programs(config: HiddenProgramsConfig) -> Task:
         name=TASK_NAME,
         train=TrainPrompts(config),
         validation=_draw_validation(config),
-        verifier=HiddenProgramsVerifier(),
+        verifier=HiddenProgramsVerifier(config.false_positives),
         in_process=True,
     )

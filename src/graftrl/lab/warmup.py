@@ -58,7 +58,7 @@ class WarmupSettings(Settings):
 WARMUPS: dict[str, WarmupSettings] = {
     "A": WarmupSettings(),
     "B": WarmupSettings(steps=800, strong_offset=1),
-    "C": WarmupSettings(strong_period=3, strong_offset=2),
+    "C": WarmupSettings(steps=1000, strong_period=3, strong_offset=2),
 }
 
 
