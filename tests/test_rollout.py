@@ -31,6 +31,18 @@ def test_prompt_text_joins_all_messages():
     assert Prompt("q0", messages, reference="42", task="t").text == "Think.\nWhat?"
 
 
+def test_a_last_message_of_the_assistant_is_the_beginning_of_the_answer():
+    asked = {"role": "user", "content": "What?"}
+    plain = Prompt("q0", (asked,), reference="42", task="t")
+    assert (plain.prefix, plain.question) == ("", (asked,))
+    begun = Prompt("q0", (asked, {"role": "assistant", "content": "It is"}), reference="42", task="t")
+    assert (begun.prefix, begun.question) == ("It is", (asked,))
+    empty = Prompt("q0", (asked, {"role": "assistant", "content": ""}), reference="42", task="t")
+    assert (empty.prefix, empty.question) == ("", (asked,))
+    shots = (asked, {"role": "assistant", "content": "42"}, asked)
+    assert Prompt("q0", shots, reference="42", task="t").question == shots
+
+
 def test_only_a_response_that_stopped_has_an_eos_to_leave_out():
     assert response(finish_reason="stop").content_logprobs == pytest.approx([-0.5, -1.0])
     assert response(finish_reason="length").content_logprobs == pytest.approx([-0.5, -1.0, -0.1])

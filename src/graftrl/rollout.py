@@ -19,7 +19,10 @@ Message = Mapping[str, str]  # {"role": ..., "content": ...}
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One problem. `id` is unique within a task and stable between runs: groups are found by it, never by position."""
+    """One problem. `id` is unique within a task and stable between runs: groups are found by it, never by position.
+
+    messages: a last message of the role "assistant" is the beginning of the answer, which responses go on with.
+    """
 
     id: str
     messages: tuple[Message, ...]
@@ -31,6 +34,20 @@ class Prompt:
     def text(self) -> str:
         """The contents of all messages, one after the other; what a reader wants to see."""
         return "\n".join(message["content"] for message in self.messages)
+
+    @property
+    def prefix(self) -> str:
+        """The given beginning of the answer; "" as a rule."""
+        return self.messages[-1]["content"] if self._begins_answer else ""
+
+    @property
+    def question(self) -> tuple[Message, ...]:
+        """The messages without a given beginning of the answer."""
+        return self.messages[:-1] if self._begins_answer else self.messages
+
+    @property
+    def _begins_answer(self) -> bool:
+        return bool(self.messages) and self.messages[-1].get("role") == "assistant"
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -83,6 +84,17 @@ def test_at_most_one_bos(policy, model_folder, tokenizer, emits, bos):
     assert p.notes == ()
     text = p.codec.tokenizer.decode([i for i in ids if i != BOS])
     assert text == "what is 2+2?" + (":" if "template" in tokenizer else "")
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, None])
+def test_a_given_beginning_of_the_answer_follows_the_generation_prompt(policy, model_folder, template):
+    folder = model_folder("llama", tokenizer=character_tokenizer(template=template))
+    codec = policy(folder=folder).codec
+    (plain,) = prompts("ab")
+    for prefix in ("d", "ef"):  # the same id twice: the second is not what is remembered of the first
+        begun = replace(plain, messages=(*plain.messages, {"role": "assistant", "content": prefix}))
+        tail = codec.tokenizer.encode(prefix, add_special_tokens=False)
+        assert codec.prompt_token_ids(begun).tolist() == [*codec.prompt_token_ids(plain).tolist(), *tail]
 
 
 def test_plain_ignores_the_template(policy, model_folder):

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +51,19 @@ def test_a_hang_in_c_code_scores_zero_and_hits_no_other_item() -> None:
         assert grades[1].reason == "time limit of 1 s"
         assert pool.outcomes == {"graded": 4, "timeouts": 1}
     assert len(_worker_processes()) == before
+
+
+@pytest.mark.parametrize("in_process", [True, False])
+def test_an_answer_that_the_prompt_began_is_graded_as_a_whole(in_process: bool) -> None:
+    messages = ({"role": "user", "content": "?"}, {"role": "assistant", "content": "return t"})
+    begun = replace(prompt("5", "p"), messages=messages)
+    responses = [Response(text, np.array([1]), np.zeros(1, np.float32), "stop") for text in ("rue", "wo")]
+    group = Group("A", begun, responses)
+    task = Task("t", [], [], OBEY, in_process=in_process)
+    with VerificationPool(workers=1, limit_s=20.0) as pool:
+        grade_groups(task, [group], pool)
+    assert group.rewards.tolist() == [1.0, 0.0]
+    assert [response.text for response in group.responses] == ["rue", "wo"]  # what the model said stays apart
 
 
 @pytest.mark.parametrize("command", ["exit", "abort"])

@@ -45,7 +45,9 @@ class Codec:
         self._prompt_ids: dict[str, NDArray[np.int64]] = {}
 
     def prompt_token_ids(self, prompt: Prompt) -> NDArray[np.int64]:
-        """The prompt in this model's tokens, with at most one BOS. Remembered by prompt id."""
+        """The prompt in this model's tokens, with at most one BOS. Remembered by prompt id, unless it has a prefix."""
+        if prompt.prefix:  # which may be another one in every step
+            return np.array(self.encode_prompt(prompt), dtype=np.int64)
         known = self._prompt_ids.get(prompt.id)
         if known is None:
             known = self._prompt_ids[prompt.id] = np.array(self.encode_prompt(prompt), dtype=np.int64)
@@ -55,17 +57,19 @@ class Codec:
         if self.uses_template:
             # The template writes its own BOS; the tokenizer must not add a second one.
             text = self.tokenizer.apply_chat_template(
-                [dict(message) for message in prompt.messages], tokenize=False, add_generation_prompt=True
+                [dict(message) for message in prompt.question], tokenize=False, add_generation_prompt=True
             )
             ids = self.tokenizer.encode(text, add_special_tokens=False)
         else:
-            ids = self.tokenizer.encode(prompt.text, add_special_tokens=True)
+            text = "\n".join(message["content"] for message in prompt.question)
+            ids = self.tokenizer.encode(text, add_special_tokens=True)
             if ids and ids[-1] in self.eos_ids:  # some tokenizers close every text with an EOS
                 ids = ids[:-1]
         bos = self.tokenizer.bos_token_id
         if self.prepend_bos and ids[:1] != [bos]:
             ids = [bos, *ids]
-        return ids
+        # The beginning of the answer stands where the model would begin it, after the template's generation prompt.
+        return [*ids, *self.tokenizer.encode(prompt.prefix, add_special_tokens=False)] if prompt.prefix else ids
 
     def decode_response(self, token_ids: Sequence[int] | NDArray[np.int64], *, stopped: bool) -> str:
         """The response's text without its EOS; other special tokens stay visible."""

@@ -115,10 +115,11 @@ class VerificationPool:
 def grade_groups(task: Task, groups: Iterable[Group], pool: VerificationPool) -> None:
     """Fill `reward` and `grade_reason` of every response of the groups, of all models in one batch, in place.
 
-    A task that says `in_process` is graded right here, without the pool.
+    A task that says `in_process` is graded right here, without the pool. What is graded is the whole answer: with the
+    beginning that the prompt gave, if it gave one.
     """
     pairs = [(group.prompt, response) for group in groups for response in group.responses]
-    items: list[Item] = [(prompt, response.text, response.finish_reason) for prompt, response in pairs]
+    items: list[Item] = [(prompt, prompt.prefix + response.text, response.finish_reason) for prompt, response in pairs]
     if task.in_process:
         grades = [grade_guarded(task.verifier, *item) for item in items]
     else:
