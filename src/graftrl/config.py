@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, field_serializer, field_validator, model_validator
 
 from graftrl.errors import ConfigError
+from graftrl.logs.config import PeerSettings
 from graftrl.methods import Method, build_method
 from graftrl.policies.config import ModelSettings, SamplingSettings
 from graftrl.settings import Settings
@@ -85,7 +86,7 @@ class VerificationSettings(Settings):
 
 
 class Recipe(Settings):
-    """A run. `method` is a name, or a mapping with `name` and options."""
+    """A run. `method` is a name, or a mapping with `name` and options. `models` train; `peers` only give."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
     seed: int = Field(0, ge=0)
@@ -93,6 +94,7 @@ class Recipe(Settings):
     threads: int | None = Field(None, ge=1)
     method: Any
     models: dict[str, ModelSettings] = Field(min_length=1)
+    peers: dict[str, PeerSettings] = Field(default_factory=dict)
     task: TaskConfig
     sampling: SamplingSettings = SamplingSettings()
     training: TrainingSettings
@@ -101,13 +103,13 @@ class Recipe(Settings):
     verification: VerificationSettings = VerificationSettings()
     trackers: list[Literal["tensorboard", "trackio", "wandb"]] = Field(default_factory=list)
 
-    @field_validator("models")
+    @field_validator("models", "peers")
     @classmethod
-    def _names_are_file_names(cls, models: dict[str, ModelSettings]) -> dict[str, ModelSettings]:
-        for name in models:
+    def _names_are_file_names(cls, named: dict[str, Any]) -> dict[str, Any]:
+        for name in named:
             if not name.replace("-", "").replace("_", "").replace(".", "").isalnum() or name.startswith("."):
                 raise ValueError(f"model name {name!r}: use letters, digits, '-', '_' and '.' (it names folders)")
-        return models
+        return named
 
     @field_validator("method")
     @classmethod
@@ -128,10 +130,13 @@ class Recipe(Settings):
     @model_validator(mode="after")
     def _fits_together(self) -> Recipe:
         method = self.build_method()
-        if len(self.models) < method.fewest_models:
+        both = sorted(self.models.keys() & self.peers.keys())
+        if both:
+            raise ValueError(f"{both[0]!r} is the name of a model and of a peer; give the peer another name")
+        if len(self.models) + len(self.peers) < method.fewest_models:
             raise ValueError(
                 f"method {method.settings.name!r} exchanges between models and needs at least {method.fewest_models} "
-                f"under models; there is {len(self.models)}"
+                f"under models and peers; there is {len(self.models) + len(self.peers)}"
             )
         if not self.sampling.is_plain:
             s = self.sampling

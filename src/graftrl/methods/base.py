@@ -14,12 +14,13 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from graftrl.exchange import Rejected, mean_logprobs, retokenize
+from graftrl.exchange import Rejected, compatibility_scores, mean_logprobs, retokenize
 from graftrl.objective import Objective, group_advantages
-from graftrl.rollout import Group, Prompt, Row
+from graftrl.rollout import Group, Prompt, Response, Row
 from graftrl.settings import Settings
 
 Groups = Mapping[str, Sequence[Group]]  # model -> its groups, in prompt order
+ScoreRows = Callable[[str, Sequence[Row]], list[NDArray[np.float32]]]  # model, rows -> float32 [T] per row
 
 
 SCORE_BINS = [round(0.05 * i, 2) for i in range(41)]  # of s, 0 to 2; the last bin also holds what lies above
@@ -50,7 +51,7 @@ class StepContext:
     group_size: int
     max_response_tokens: int
     codecs: Mapping[str, CodecLike]
-    score: Callable[[str, Sequence[Row]], list[NDArray[np.float32]]]
+    score: ScoreRows
     mean_rewards: Mapping[str, Sequence[float]] = field(default_factory=dict)
     receivers: Collection[str] | None = None
     stored: Mapping[str, str] = field(default_factory=dict)
@@ -167,6 +168,20 @@ def peer_row(
         source=group.model,
         ends_with_eos=ours.ends_with_eos,
         source_logprob=float(mean_logprobs([response.content_logprobs])[0]),
+    )
+
+
+def row_scores(
+    rows: Sequence[Row], receiver_logprobs: Sequence[NDArray[np.float32]], responses: Sequence[Response]
+) -> NDArray[np.float64]:
+    """Compatibility s of each row: float64 [rows], EOS excluded on both sides.
+
+    Args:
+        receiver_logprobs: float32 [T] per row, from `StepContext.score`. responses: those that the rows were made of.
+    """
+    return compatibility_scores(
+        [x[:-1] if row.ends_with_eos else x for x, row in zip(receiver_logprobs, rows, strict=True)],
+        [response.content_logprobs for response in responses],
     )
 
 

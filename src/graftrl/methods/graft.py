@@ -17,7 +17,6 @@ from pydantic import Field
 from graftrl.errors import DataError
 from graftrl.exchange import (
     Rejected,
-    compatibility_scores,
     compatibility_weights,
     complementary_candidates,
     is_complementary,
@@ -34,6 +33,7 @@ from graftrl.methods.base import (
     own_rows,
     peer_row,
     receiving,
+    row_scores,
     transfer_of,
 )
 from graftrl.methods.grpo import ClipSettings, clip_objective
@@ -137,11 +137,7 @@ class GRAFT:
                 rows.append(row)
                 origins.append((group, index))
         receiver_logprobs = context.score(receiver, rows)
-        scores = compatibility_scores(
-            # EOS excluded on both sides
-            [x[:-1] if row.ends_with_eos else x for x, row in zip(receiver_logprobs, rows, strict=True)],
-            [group.responses[index].content_logprobs for group, index in origins],
-        )
+        scores = row_scores(rows, receiver_logprobs, [group.responses[index] for group, index in origins])
         weights = self.weigh(scores, receiver, origins, context)
         admitted: list[Row] = []
         for row, (group, index), logprobs, score, weight in zip(

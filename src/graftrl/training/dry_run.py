@@ -15,6 +15,7 @@ from graftrl.rollout import Prompt
 from graftrl.tasks import build_task
 from graftrl.training.data import PromptStream, prompt_length, within_limit
 from graftrl.training.memory import estimate_memory
+from graftrl.training.peers import open_peers
 
 GIB = 1024**3
 
@@ -45,7 +46,10 @@ def print_dry_run(recipe: Recipe, console: Console | None = None) -> None:
     training = recipe.training
     stream = PromptStream(train, training.prompts_per_step, recipe.seed)
     steps = training.steps or (training.epochs or 0) * stream.batches_per_epoch
+    peers = open_peers(recipe.peers, stream, steps, recipe.seed)
     console.print(table)
+    for peer in peers:
+        console.print(f"stored peer {peer.summary}", markup=False, highlight=False, soft_wrap=True)
     console.print(
         f"data: {len(train):,} training and {len(task.validation):,} validation prompts; {steps:,} steps of "
         f"{training.prompts_per_step} prompts x {training.group_size} responses, {stream.batches_per_epoch:,} steps an "
@@ -53,7 +57,7 @@ def print_dry_run(recipe: Recipe, console: Console | None = None) -> None:
         "sampled tokens a step and model",
         highlight=False,
     )
-    for note in [*task.notes, *notes]:
+    for note in [*task.notes, *notes, *(note for peer in peers for note in peer.notes)]:
         console.print(f"note: {note}", style="yellow", markup=False, highlight=False)
     available = _available_bytes(recipe)
     verdict = "fits" if peak <= available else "does NOT fit"

@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from graftrl.config import Recipe
 from graftrl.engines.base import Engine
 from graftrl.engines.local import LocalEngine
+from graftrl.errors import ConfigError
 from graftrl.evaluation.intervals import bootstrap_interval
 from graftrl.exchange import all_fail_overlap
 from graftrl.logs.rollouts import write_rollouts, write_transfers
@@ -24,6 +25,7 @@ from graftrl.rollout import Group, Prompt, Row, successes_by_model
 from graftrl.seeds import derive_seed, generator
 from graftrl.tasks import Task, VerificationPool, build_task, grade_groups
 from graftrl.training.data import PromptStream, check_lengths, prompt_length, within_limit
+from graftrl.training.peers import Remembered, StoredPeer, open_peers, peer_metrics, regrade
 from graftrl.training.progress import Display
 from graftrl.training.run_folder import RunFolder, TrainingState, disk_errors
 from graftrl.training.trackers import open_trackers
@@ -43,6 +45,7 @@ class Prepared:
     lengths: list[Callable[[Prompt], int]]
     steps: int
     notes: list[str]
+    peers: list[StoredPeer] = field(default_factory=list)
 
 
 def prepare(recipe: Recipe, run: RunFolder | None = None) -> Prepared:
@@ -58,9 +61,9 @@ def prepare(recipe: Recipe, run: RunFolder | None = None) -> Prepared:
         validation, more = within_limit(list(validation), lengths, limit, "validation prompts")
         notes += more
     steps = recipe.training.steps or (recipe.training.epochs or 0) * stream.batches_per_epoch
-    return Prepared(
-        task, engine, recipe.build_method(), stream, validation, lengths, steps, [*task.notes, *engine.notes, *notes]
-    )
+    peers = open_peers(recipe.peers, stream, steps, recipe.seed)
+    notes = [*task.notes, *engine.notes, *notes, *(note for peer in peers for note in peer.notes)]
+    return Prepared(task, engine, recipe.build_method(), stream, validation, lengths, steps, notes, peers)
 
 
 def train(run: RunFolder, recipe: Recipe, display: Display) -> TrainingState:
@@ -108,17 +111,26 @@ def train_step(
         with clock("scoring"):
             return engine.score(model, rows)
 
+    context = StepContext(
+        step=step,
+        seed=derive_seed(recipe.seed, "exchange", step),
+        group_size=recipe.training.group_size,
+        max_response_tokens=recipe.sampling.max_response_tokens,
+        codecs=engine.codecs,
+        score=Remembered(score) if any(peer.scores for peer in prepared.peers) else score,
+        mean_rewards=state.mean_rewards,
+        receivers=tuple(groups),
+        stored={peer.name: peer.fingerprint for peer in prepared.peers},
+    )
+    stored, of_peers, notes = read_peers(prepared, groups, context, pool, state, clock)
     with clock("exchange"):
-        context = StepContext(
-            step=step,
-            seed=derive_seed(recipe.seed, "exchange", step),
-            group_size=recipe.training.group_size,
-            max_response_tokens=recipe.sampling.max_response_tokens,
-            codecs=engine.codecs,
-            score=score,
-            mean_rewards=state.mean_rewards,
-        )
-        exchange = method.exchange(groups, context)
+        everyone = {**groups, **stored}
+        exchange = method.exchange(everyone, context)
+        if exchange.rows.keys() - groups.keys():
+            raise ConfigError(
+                f"method {method.settings.name!r} made rows for {sorted(exchange.rows.keys() - groups.keys())}, which "
+                "only give and are not trained; let it loop over context.receivers"
+            )
     rows, old_logprobs = settle_old_logprobs(engine, method, exchange.rows, state, clock)
     with clock("training"):
         minibatches = {
@@ -152,8 +164,9 @@ def train_step(
             for model, of_model in groups.items()
         },
         "exchange": exchange.directions,
-        "complementarity": all_fail_overlap(successes_by_model(groups)),
-        "notes": exchange.notes,
+        "complementarity": all_fail_overlap(successes_by_model(everyone), receivers=list(groups)),
+        "peers": of_peers,
+        "notes": [*notes, *exchange.notes],
         "verification": dict(pool.outcomes),
     }
     evaluation = recipe.evaluation
@@ -213,6 +226,38 @@ def collect_groups(
             kept = fresh if method.filter is None else [group for group in fresh if method.filter(group)]
             groups[model] = [*groups[model], *kept][:wanted]
     return groups
+
+
+def read_peers(
+    prepared: Prepared,
+    groups: Mapping[str, Sequence[Group]],
+    context: StepContext,
+    pool: VerificationPool,
+    state: TrainingState,
+    clock: Clock,
+) -> tuple[dict[str, list[Group]], dict[str, dict[str, Any]], list[str]]:
+    """The stored peers' groups on the step's prompts, graded by the current verifier; their metrics; notes.
+
+    A peer's mean reward of this step enters `state.mean_rewards` where its log has any of the prompts.
+    """
+    stored: dict[str, list[Group]] = {}
+    metrics: dict[str, dict[str, Any]] = {}
+    notes: list[str] = []
+    prompts = len({group.prompt.id for of_model in groups.values() for group in of_model})
+    for peer in prepared.peers:
+        with clock("peers"):
+            found = stored[peer.name] = peer.groups(groups, prepared.method, context)
+        with clock("grading"):
+            contradicted = regrade(prepared.task, found, pool)
+        metrics[peer.name] = peer_metrics(found, prompts, contradicted)
+        if found:
+            state.mean_rewards.setdefault(peer.name, []).append(metrics[peer.name]["reward_mean"])
+        if contradicted:
+            notes.append(
+                f"peer {peer.name}: the verifier contradicts rewards in its log, and the verifier's count; how many is "
+                f"in metrics.jsonl (peers/{peer.name}/contradicted)"
+            )
+    return stored, metrics, notes
 
 
 def settle_old_logprobs(
