@@ -113,6 +113,25 @@ class TestGroups:
         with pytest.raises(DataError, match="'A', step 1, prompt 'p1': response_index 0 occurs twice"):
             RolloutLog(log).groups("A", [(1, "p1")])
 
+    def test_groups_of_several_steps_are_read_at_once_whatever_other_columns_their_files_have(self, log, edit_file):
+        keys = [(3, "p2"), (1, "p1"), (2, "p3")]
+        expected = RolloutLog(log).groups("A", keys)
+        edit_file(log / "rollouts" / "step-000002.parquet", pl.lit("x").alias("comment"))
+        found = RolloutLog(log).groups("A", keys)
+        assert list(found) == keys
+        for key in keys:
+            for one, other in zip(found[key].responses, expected[key].responses, strict=True):
+                assert one.text == other.text and one.reward == other.reward
+                assert one.token_ids.tolist() == other.token_ids.tolist()
+                assert one.logprobs.tolist() == other.logprobs.tolist()
+
+    def test_a_file_torn_after_opening_is_named_among_several(self, log):
+        opened = RolloutLog(log)
+        file = log / "rollouts" / "step-000002.parquet"
+        file.write_bytes(file.read_bytes()[:200])
+        with pytest.raises(DataError, match=r"step-000002\.parquet: torn or not a Parquet file"):
+            opened.groups("A", [(1, "p1"), (2, "p3")])
+
     def test_a_faulty_row_is_named_and_other_groups_stay_readable(self, log, edit_file):
         cut = pl.col("logprobs").list.head(2)
         torn = pl.when((pl.col("prompt_id") == "p1") & (pl.col("response_index") == 3)).then(cut)

@@ -80,3 +80,9 @@ def broken_rules(frame: pl.DataFrame, *, blocking_only: bool = False) -> pl.Data
         frame.filter(rule.broken.fill_null(value=False)).select("row", rule.message.alias("message")) for rule in rules
     ]
     return pl.concat(found).sort("row", maintain_order=True)
+
+
+def any_blocked(frame: pl.DataFrame) -> bool:
+    """Whether any row breaks a rule that keeps it from being used; far cheaper than to say which."""
+    broken = [rule.broken.fill_null(value=False).any() for rule in RULES if rule.blocks]
+    return bool(frame.select(pl.any_horizontal(broken)).item())

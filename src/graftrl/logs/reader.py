@@ -14,12 +14,16 @@ import polars as pl
 from numpy.typing import NDArray
 
 from graftrl.errors import DataError
-from graftrl.logs.checks import broken_rules
+from graftrl.logs.checks import any_blocked, broken_rules
 from graftrl.logs.rollouts import ROLLOUT_SCHEMA, SCHEMA_VERSION
 from graftrl.rollout import Group, Prompt, Response
 
 SamplingKey = tuple[float | None, float | None, int | None]  # temperature, top_p, top_k; None where unknown
 
+_OF_A_GROUP = (
+    "step", "prompt_id", "task", "messages", "reference", "response_index", "text", "finish_reason", "reward",
+    "grade_reason",
+)  # fmt: skip
 _CATALOG = ("model", "step", "temperature", "top_p", "top_k", "tokenizer_fingerprint")
 
 
@@ -100,29 +104,40 @@ class RolloutLog:
         if not keys:
             return {}
         wanted = pl.DataFrame(keys, schema={"step": pl.Int32, "prompt_id": pl.String}, orient="row").unique()
+        files = self._files_of(self._of(model).filter(pl.col("step").is_in(wanted["step"].implode())))
         found: dict[tuple[int, str], list[dict[str, Any]]] = {}
-        for file in self._files_of(self._of(model).filter(pl.col("step").is_in(wanted["step"].implode()))):
-            for row in self._rows(file, model, wanted):
-                found.setdefault((row["step"], row["prompt_id"]), []).append(row)
+        for row in self._rows(files, model, wanted) if files else ():
+            found.setdefault((row["step"], row["prompt_id"]), []).append(row)
         missing = next((key for key in keys if key not in found), None)
         if missing is not None:
             raise DataError(f"{self.name}: no group of {model!r} on prompt {missing[1]!r} in step {missing[0]}")
         return {key: _group(model, found[key]) for key in keys}
 
-    def _rows(self, file: Path, model: str, wanted: pl.DataFrame) -> Iterator[dict[str, Any]]:
-        """The file's rows of the wanted groups, after checking that each can be used; lists of numbers as arrays."""
-        keys = ["step", "prompt_id"]
-        among = [pl.col(key).is_in(wanted[key].unique().implode()) for key in keys]
-        query = pl.scan_parquet(file, row_index_name="row", row_index_offset=1).filter(pl.col("model") == model, *among)
-        rows = collect(file, query).join(wanted, on=keys, how="semi", maintain_order="left")
-        faults = broken_rules(rows, blocking_only=True)
-        if faults.height:
-            more = f" (and {faults.height - 1} more)" if faults.height > 1 else ""
-            raise DataError(f"{file}, row {faults['row'][0]}: the response {faults['message'][0]}{more}")
+    def _rows(self, files: list[Path], model: str, wanted: pl.DataFrame) -> Iterator[dict[str, Any]]:
+        """The rows of the wanted groups, after checking that each can be used; lists of numbers as arrays.
+
+        All files are read in one query where they have the same columns. What is wrong with a row is worked out only
+        when something is.
+        """
+        try:
+            rows = _wanted_rows(pl.scan_parquet(files, include_file_paths="file"), model, wanted)
+        except (
+            pl.exceptions.PolarsError,
+            OSError,
+        ):  # one by one: columns of their own do no harm, a torn file is named
+            parts = []
+            for file in files:
+                with _named(file):
+                    part = _wanted_rows(pl.scan_parquet(file).select(*ROLLOUT_SCHEMA), model, wanted)
+                parts.append(part.with_columns(file=pl.lit(str(file))))
+            rows = pl.concat(parts)
+        if any_blocked(rows):
+            for file in files:
+                _raise_first_fault(file, model, wanted)
         columns = zip(_arrays(rows["token_ids"], np.int64), _arrays(rows["logprobs"], np.float32), strict=True)
-        others = rows.drop("token_ids", "logprobs").iter_rows(named=True)
+        others = rows.select(*_OF_A_GROUP, "file").iter_rows(named=True)
         for row, (token_ids, logprobs) in zip(others, columns, strict=True):
-            yield {**row, "file": file, "token_ids": token_ids, "logprobs": logprobs}
+            yield {**row, "token_ids": token_ids, "logprobs": logprobs}
 
     def _of(self, model: str) -> pl.DataFrame:
         rows = self._catalog.filter(pl.col("model") == model)
@@ -207,10 +222,28 @@ def collect(file: Path, query: pl.LazyFrame, engine: Literal["auto", "streaming"
         return query.collect(engine=engine)
 
 
+def _wanted_rows(scan: pl.LazyFrame, model: str, wanted: pl.DataFrame) -> pl.DataFrame:
+    """The model's rows of the wanted (step, prompt_id)."""
+    keys = ["step", "prompt_id"]
+    among = [pl.col(key).is_in(wanted[key].unique().implode()) for key in keys]
+    return (
+        scan.filter(pl.col("model") == model, *among).collect().join(wanted, on=keys, how="semi", maintain_order="left")
+    )
+
+
+def _raise_first_fault(file: Path, model: str, wanted: pl.DataFrame) -> None:
+    rows = _wanted_rows(pl.scan_parquet(file, row_index_name="row", row_index_offset=1), model, wanted)
+    faults = broken_rules(rows, blocking_only=True)
+    if faults.height:
+        more = f" (and {faults.height - 1} more)" if faults.height > 1 else ""
+        raise DataError(f"{file}, row {faults['row'][0]}: the response {faults['message'][0]}{more}")
+
+
 def _arrays(lists: pl.Series, dtype: type) -> list[NDArray[Any]]:
     """One array per list. The rules have made sure that no list is null or empty."""
-    stops = lists.list.len().cum_sum().to_numpy()[:-1]
-    return np.split(lists.explode().to_numpy().astype(dtype), stops) if len(lists) else []
+    values: NDArray[Any] = lists.explode().to_numpy().astype(dtype)
+    stops = lists.list.len().cum_sum().to_list()
+    return [values[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]
 
 
 def _group(model: str, rows: list[dict[str, Any]]) -> Group:
@@ -220,11 +253,22 @@ def _group(model: str, rows: list[dict[str, Any]]) -> Group:
         if one["response_index"] == other["response_index"]:
             raise DataError(
                 f"{model!r}, step {first['step']}, prompt {first['prompt_id']!r}: response_index "
-                f"{one['response_index']} occurs twice ({one['file']}, row {one['row']}; "
-                f"{other['file']}, row {other['row']})"
+                f"{one['response_index']} occurs twice ({_places(model, one, other)})"
             )
     prompt = Prompt(first["prompt_id"], tuple(first["messages"]), first["reference"] or "", first["task"])
     return Group(model, prompt, [_response(row) for row in rows])
+
+
+def _places(model: str, *rows: Mapping[str, Any]) -> str:
+    """Files and row numbers of responses that have one index."""
+    keys = ("step", "prompt_id", "response_index")
+    same = [pl.col(key) == rows[0][key] for key in keys]
+    found = []
+    for file in dict.fromkeys(row["file"] for row in rows):
+        scan = pl.scan_parquet(file, row_index_name="row", row_index_offset=1)
+        numbers = scan.filter(pl.col("model") == model, *same).select("row").collect()["row"]
+        found += [f"{file}, row {number}" for number in numbers]
+    return "; ".join(found[:2])
 
 
 def _response(row: dict[str, Any]) -> Response:
