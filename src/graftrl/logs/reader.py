@@ -20,10 +20,6 @@ from graftrl.rollout import Group, Prompt, Response
 
 SamplingKey = tuple[float | None, float | None, int | None]  # temperature, top_p, top_k; None where unknown
 
-_OF_A_GROUP = (
-    "step", "prompt_id", "task", "messages", "reference", "response_index", "text", "finish_reason", "reward",
-    "grade_reason",
-)  # fmt: skip
 _CATALOG = ("model", "step", "temperature", "top_p", "top_k", "tokenizer_fingerprint")
 
 
@@ -105,16 +101,14 @@ class RolloutLog:
             return {}
         wanted = pl.DataFrame(keys, schema={"step": pl.Int32, "prompt_id": pl.String}, orient="row").unique()
         files = self._files_of(self._of(model).filter(pl.col("step").is_in(wanted["step"].implode())))
-        found: dict[tuple[int, str], list[dict[str, Any]]] = {}
-        for row in self._rows(files, model, wanted) if files else ():
-            found.setdefault((row["step"], row["prompt_id"]), []).append(row)
+        found = _groups(model, self._rows(files, model, wanted)) if files else {}
         missing = next((key for key in keys if key not in found), None)
         if missing is not None:
             raise DataError(f"{self.name}: no group of {model!r} on prompt {missing[1]!r} in step {missing[0]}")
-        return {key: _group(model, found[key]) for key in keys}
+        return {key: found[key] for key in keys}
 
-    def _rows(self, files: list[Path], model: str, wanted: pl.DataFrame) -> Iterator[dict[str, Any]]:
-        """The rows of the wanted groups, after checking that each can be used; lists of numbers as arrays.
+    def _rows(self, files: list[Path], model: str, wanted: pl.DataFrame) -> pl.DataFrame:
+        """The rows of the wanted groups, after checking that each can be used, and the column `file`.
 
         All files are read in one query where they have the same columns. What is wrong with a row is worked out only
         when something is.
@@ -124,7 +118,7 @@ class RolloutLog:
         except (
             pl.exceptions.PolarsError,
             OSError,
-        ):  # one by one: columns of their own do no harm, a torn file is named
+        ):  # one by one: other columns do no harm, a torn file is named
             parts = []
             for file in files:
                 with _named(file):
@@ -134,10 +128,7 @@ class RolloutLog:
         if any_blocked(rows):
             for file in files:
                 _raise_first_fault(file, model, wanted)
-        columns = zip(_arrays(rows["token_ids"], np.int64), _arrays(rows["logprobs"], np.float32), strict=True)
-        others = rows.select(*_OF_A_GROUP, "file").iter_rows(named=True)
-        for row, (token_ids, logprobs) in zip(others, columns, strict=True):
-            yield {**row, "token_ids": token_ids, "logprobs": logprobs}
+        return rows
 
     def _of(self, model: str) -> pl.DataFrame:
         rows = self._catalog.filter(pl.col("model") == model)
@@ -246,37 +237,47 @@ def _arrays(lists: pl.Series, dtype: type) -> list[NDArray[Any]]:
     return [values[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]
 
 
-def _group(model: str, rows: list[dict[str, Any]]) -> Group:
-    rows = sorted(rows, key=lambda row: row["response_index"])
-    first = rows[0]
-    for one, other in itertools.pairwise(rows):
-        if one["response_index"] == other["response_index"]:
-            raise DataError(
-                f"{model!r}, step {first['step']}, prompt {first['prompt_id']!r}: response_index "
-                f"{one['response_index']} occurs twice ({_places(model, one, other)})"
-            )
-    prompt = Prompt(first["prompt_id"], tuple(first["messages"]), first["reference"] or "", first["task"])
-    return Group(model, prompt, [_response(row) for row in rows])
+def _groups(model: str, rows: pl.DataFrame) -> dict[tuple[int, str], Group]:
+    """Column by column, for a step has hundreds of responses: a prompt is built once a group, not once a response."""
+    rows = rows.sort("step", "prompt_id", "response_index")
+    indices = rows["response_index"].to_list()
+    columns = zip(
+        rows["text"].to_list(),
+        _arrays(rows["token_ids"], np.int64),
+        _arrays(rows["logprobs"], np.float32),
+        rows["finish_reason"].to_list(),
+        rows["reward"].to_list(),
+        rows["grade_reason"].fill_null("").to_list(),
+        strict=True,
+    )
+    responses = [Response(*of_response) for of_response in columns]
+    per_group = rows.group_by("step", "prompt_id", maintain_order=True)
+    found: dict[tuple[int, str], Group] = {}
+    start = 0
+    for step, prompt_id, n, task, messages, reference in per_group.agg(
+        pl.len(), pl.col("task").first(), pl.col("messages").first(), pl.col("reference").first().fill_null("")
+    ).iter_rows():
+        stop = start + n
+        for one, other in itertools.pairwise(indices[start:stop]):
+            if one == other:
+                twice = rows.slice(start, n).filter(pl.col("response_index") == one)
+                raise DataError(
+                    f"{model!r}, step {step}, prompt {prompt_id!r}: response_index {one} occurs twice "
+                    f"({_places(model, twice)})"
+                )
+        prompt = Prompt(prompt_id, tuple(messages), reference, task)
+        found[step, prompt_id] = Group(model, prompt, responses[start:stop])
+        start = stop
+    return found
 
 
-def _places(model: str, *rows: Mapping[str, Any]) -> str:
-    """Files and row numbers of responses that have one index."""
+def _places(model: str, responses: pl.DataFrame) -> str:
+    """Files and row numbers of two responses of one index."""
     keys = ("step", "prompt_id", "response_index")
-    same = [pl.col(key) == rows[0][key] for key in keys]
+    same = [pl.col(key) == responses[key][0] for key in keys]
     found = []
-    for file in dict.fromkeys(row["file"] for row in rows):
+    for file in responses["file"].unique(maintain_order=True):
         scan = pl.scan_parquet(file, row_index_name="row", row_index_offset=1)
         numbers = scan.filter(pl.col("model") == model, *same).select("row").collect()["row"]
         found += [f"{file}, row {number}" for number in numbers]
     return "; ".join(found[:2])
-
-
-def _response(row: dict[str, Any]) -> Response:
-    return Response(
-        text=row["text"],
-        token_ids=row["token_ids"],
-        logprobs=row["logprobs"],
-        finish_reason=row["finish_reason"],
-        reward=row["reward"],
-        grade_reason=row["grade_reason"] or "",
-    )
