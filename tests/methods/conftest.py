@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,9 +51,12 @@ def make_group(codecs) -> Callable[..., Group]:
 
 @pytest.fixture
 def context(codecs) -> Callable[..., StepContext]:
-    def make(scorer: Callable[..., list[np.ndarray]], group_size: int, limit: int = LENGTH_LIMIT) -> StepContext:
+    def make(
+        scorer: Callable[..., list[np.ndarray]], group_size: int, limit: int = LENGTH_LIMIT, **changes: Any
+    ) -> StepContext:
         return StepContext(
-            step=1, seed=7, group_size=group_size, max_response_tokens=limit, codecs=codecs, score=scorer
-        )
+            step=changes.pop("step", 1), seed=7, group_size=group_size, max_response_tokens=limit, codecs=codecs,
+            score=scorer, **changes,
+        )  # fmt: skip
 
     return make

@@ -6,7 +6,13 @@ import time
 def prompts():
     for number in range(24):
         family = "abcdefghijkl"[number % 12]
-        yield {"id": f"p{number}", "prompt": f"{family}{number % 10},1>", "answer": str(number % 2)}
+        answer = str(number % 2)
+        yield {
+            "id": f"p{number}",
+            "prompt": f"{family}{number % 10},1>",
+            "answer": answer,
+            "metadata": {"solution": f"{answer},5;6", "family": family},
+        }
 
 
 def slow_prompts():

@@ -4,6 +4,7 @@ on several models at the same time."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -39,5 +40,13 @@ class Engine(Protocol):
     def update(
         self, minibatches: Mapping[str, Sequence[Sequence[Row]]], objective_of: Callable[[int], Objective]
     ) -> dict[str, UpdateStats]: ...
+
+    def perturbed(self, seeds: Mapping[str, int], scale: float) -> AbstractContextManager[None]:
+        """Every model's weights moved by scale * eps, eps standard normal from its seed; then restored bit for bit."""
+        ...
+
+    def add_directions(self, model: str, seeds: Sequence[int], coefficients: Sequence[float]) -> None:
+        """theta += sum_i coefficients_i * eps_i with the directions of these seeds."""
+        ...
 
     def save(self, folder: Path) -> None: ...

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from graftrl.objective import Objective
 from graftrl.policies.config import SamplingSettings
 from graftrl.policies.hf import HFPolicy, UpdateStats
 from graftrl.policies.loading import check_context
+from graftrl.policies.perturbation import add_directions, perturbed
 from graftrl.rollout import Group, Prompt, Row
 
 
@@ -53,6 +55,16 @@ class LocalEngine:
         self, minibatches: Mapping[str, Sequence[Sequence[Row]]], objective_of: Callable[[int], Objective]
     ) -> dict[str, UpdateStats]:
         return {model: self.policies[model].update(batches, objective_of) for model, batches in minibatches.items()}
+
+    @contextmanager
+    def perturbed(self, seeds: Mapping[str, int], scale: float) -> Iterator[None]:
+        with ExitStack() as stack:
+            for model, seed in seeds.items():
+                stack.enter_context(perturbed(self.policies[model].parameters, seed, scale))
+            yield
+
+    def add_directions(self, model: str, seeds: Sequence[int], coefficients: Sequence[float]) -> None:
+        add_directions(self.policies[model].parameters, seeds, coefficients)
 
     def save(self, folder: Path) -> None:
         for name, policy in self.policies.items():

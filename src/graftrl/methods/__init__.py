@@ -7,13 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from graftrl.errors import ConfigError
+from graftrl.methods.adaprefix import AdaPrefix
 from graftrl.methods.base import Exchange, Method, StepContext, Transfer
+from graftrl.methods.es import ES
 from graftrl.methods.gapo import GAPO
 from graftrl.methods.graft import GRAFT
 from graftrl.methods.graft_variants import GRAFT_VARIANTS
 from graftrl.methods.grpo import GRPO
 from graftrl.methods.hacpo import HACPO
 from graftrl.methods.luffy import LUFFY
+from graftrl.methods.replay import Replay
 from graftrl.methods.scion import SCION
 from graftrl.methods.sgt import SGT
 
@@ -25,6 +28,9 @@ METHODS: dict[str, Any] = {
     "luffy": LUFFY,
     "scion": SCION,
     "gapo": GAPO,
+    "replay": Replay,
+    "adaprefix": AdaPrefix,
+    "es": ES,
     **GRAFT_VARIANTS,
 }
 
@@ -85,6 +91,7 @@ def _import(path: str) -> Any:
 
 
 __all__ = [
+    "ES",
     "GAPO",
     "GRAFT",
     "GRPO",
@@ -94,8 +101,10 @@ __all__ = [
     "PRESETS",
     "SCION",
     "SGT",
+    "AdaPrefix",
     "Exchange",
     "Method",
+    "Replay",
     "StepContext",
     "Transfer",
     "build_method",

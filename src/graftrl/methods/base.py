@@ -1,7 +1,7 @@
 """What a method is: a way to turn one step's groups into weighted rows, and the loss on them.
 
 A method is blind to devices: it sees groups, codecs (tokenizers with their conventions) and a scoring function. It
-keeps no state between steps, so a resumed run needs nothing of it.
+keeps no state between steps: what it has to remember travels through `Exchange.memory`, so that a resumed run has it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class StepContext:
     seed: for this step's draws. codecs: of the models that train. score: log-probabilities, float32 [T] per row, under
     the receiver's weights at the start of the step. mean_rewards: per model its mean reward of every step so far, this
     one last. receivers: the models that train; None: all that have groups. stored: the peers that only give, read from
-    logs: name -> fingerprint of the tokenizer that its ids are from, "" where unknown.
+    logs: name -> fingerprint of the tokenizer that its ids are from, "" where unknown. history: a model's groups of
+    earlier steps of this run, oldest first. memory: what the method's exchange of the last step left in its own.
     """
 
     step: int
@@ -55,6 +56,8 @@ class StepContext:
     mean_rewards: Mapping[str, Sequence[float]] = field(default_factory=dict)
     receivers: Collection[str] | None = None
     stored: Mapping[str, str] = field(default_factory=dict)
+    history: Callable[[str, range], Sequence[Group]] = lambda model, steps: ()
+    memory: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +81,15 @@ class Transfer:
 
 @dataclass
 class Exchange:
-    """rows: per receiver, a prompt's rows side by side. directions: diagnostics per "source->receiver"."""
+    """rows: per receiver, a prompt's rows side by side. directions: diagnostics per "source->receiver". diagnostics:
+    others, per model. memory: what the method wants to know in the next step; plain JSON, saved with checkpoints."""
 
     rows: dict[str, list[Row]]
     transfers: list[Transfer] = field(default_factory=list)
     directions: dict[str, dict[str, Any]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    diagnostics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    memory: dict[str, Any] = field(default_factory=dict)
 
 
 class Method(Protocol):

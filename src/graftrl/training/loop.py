@@ -21,13 +21,16 @@ from graftrl.evaluation.intervals import bootstrap_interval
 from graftrl.exchange import all_fail_overlap
 from graftrl.logs.rollouts import write_rollouts, write_transfers
 from graftrl.methods import Method, StepContext
+from graftrl.methods.extensions import PreparesPrompts, PromptContext, SearchesWeights
 from graftrl.rollout import Group, Prompt, Row, successes_by_model
 from graftrl.seeds import derive_seed, generator
 from graftrl.tasks import Task, VerificationPool, build_task, grade_groups
 from graftrl.training.data import PromptStream, check_lengths, prompt_length, within_limit
+from graftrl.training.history import History
 from graftrl.training.peers import Remembered, StoredPeer, open_peers, peer_metrics, regrade
 from graftrl.training.progress import Display
 from graftrl.training.run_folder import RunFolder, TrainingState, disk_errors
+from graftrl.training.search import move_weights, sample_members
 from graftrl.training.trackers import open_trackers
 
 EXACT_NATS = 1e-4  # generation log-probabilities this close to a scoring pass serve as old_logprobs
@@ -46,6 +49,7 @@ class Prepared:
     steps: int
     notes: list[str]
     peers: list[StoredPeer] = field(default_factory=list)
+    history: History = field(default_factory=lambda: History(None))
 
 
 def prepare(recipe: Recipe, run: RunFolder | None = None) -> Prepared:
@@ -63,7 +67,7 @@ def prepare(recipe: Recipe, run: RunFolder | None = None) -> Prepared:
     steps = recipe.training.steps or (recipe.training.epochs or 0) * stream.batches_per_epoch
     peers = open_peers(recipe.peers, stream, steps, recipe.seed)
     notes = [*task.notes, *engine.notes, *notes, *(note for peer in peers for note in peer.notes)]
-    return Prepared(task, engine, recipe.build_method(), stream, validation, lengths, steps, notes, peers)
+    return Prepared(task, engine, recipe.build_method(), stream, validation, lengths, steps, notes, peers, History(run))
 
 
 def train(run: RunFolder, recipe: Recipe, display: Display) -> TrainingState:
@@ -121,6 +125,8 @@ def train_step(
         mean_rewards=state.mean_rewards,
         receivers=tuple(groups),
         stored={peer.name: peer.fingerprint for peer in prepared.peers},
+        history=prepared.history,
+        memory=state.memory,
     )
     stored, of_peers, notes = read_peers(prepared, groups, context, pool, state, clock)
     with clock("exchange"):
@@ -131,6 +137,7 @@ def train_step(
                 f"method {method.settings.name!r} made rows for {sorted(exchange.rows.keys() - groups.keys())}, which "
                 "only give and are not trained; let it loop over context.receivers"
             )
+    state.memory = exchange.memory
     rows, old_logprobs = settle_old_logprobs(engine, method, exchange.rows, state, clock)
     with clock("training"):
         minibatches = {
@@ -160,7 +167,12 @@ def train_step(
         "step": step,
         "epoch": state.batches / prepared.train.batches_per_epoch,
         "models": {
-            model: {**group_metrics(of_model), **updates[model].summary(), **old_logprobs[model]}
+            model: {
+                **group_metrics(of_model),
+                **updates[model].summary(),
+                **old_logprobs[model],
+                "method": exchange.diagnostics.get(model, {}),
+            }
             for model, of_model in groups.items()
         },
         "exchange": exchange.directions,
@@ -206,7 +218,7 @@ def collect_groups(
     """Every model's groups for this step: the same prompts for all, unless the method refuses some (dynamic sampling).
 
     With a filter each model goes on with further batches until it has `prompts_per_step` groups or the rounds are
-    spent; it then trains on what there is.
+    spent; it then trains on what there is. A method that searches weights moves them here: its groups are its update.
     """
     engine, method, wanted = prepared.engine, prepared.method, recipe.training.prompts_per_step
     groups: dict[str, list[Group]] = {model: [] for model in recipe.models}
@@ -219,13 +231,35 @@ def collect_groups(
         state.batches += 1
         with clock("sampling"):
             seeds = {m: derive_seed(recipe.seed, "rollout", state.step + 1, round_index, m) for m in needy}
-            sampled = engine.sample(dict.fromkeys(needy, prompts), recipe.training.group_size, seeds)
+            asked = prompts_for(needy, prompts, recipe, prepared, state)
+            if isinstance(method, SearchesWeights):
+                sampled = sample_members(engine, method, asked, recipe.training.group_size, seeds)
+            else:
+                sampled = engine.sample(asked, recipe.training.group_size, seeds)
         with clock("grading"):
             grade_groups(prepared.task, [group for of_model in sampled.values() for group in of_model], pool)
+        if isinstance(method, SearchesWeights):
+            with clock("training"):
+                move_weights(engine, method, sampled, seeds)
         for model, fresh in sampled.items():
             kept = fresh if method.filter is None else [group for group in fresh if method.filter(group)]
             groups[model] = [*groups[model], *kept][:wanted]
     return groups
+
+
+def prompts_for(
+    models: Sequence[str], prompts: Sequence[Prompt], recipe: Recipe, prepared: Prepared, state: TrainingState
+) -> dict[str, Sequence[Prompt]]:
+    """What each model is asked: the batch's prompts, as the method prepares them if it does."""
+    method = prepared.method
+    if not isinstance(method, PreparesPrompts):
+        return dict.fromkeys(models, prompts)
+    codecs, limit = prepared.engine.codecs, recipe.sampling.max_prompt_tokens
+    progress = state.step / prepared.steps
+    return {
+        model: method.prepare(model, prompts, PromptContext(progress, codecs[model], limit, state.memory))
+        for model in models
+    }
 
 
 def read_peers(

@@ -24,8 +24,8 @@ class TrainingState:
 
     step: finished steps. batches: prompt batches consumed (more than steps under dynamic sampling). wall_s: accumulated
     seconds of finished steps. The token counts are accumulated over steps and models. mean_rewards: per model, of
-    every step. exact_generation: per model, whether generation log-probabilities serve as `old_logprobs`. metrics: the
-    line of the last finished step.
+    every step. memory: what the method left for the next step. exact_generation: per model, whether generation
+    log-probabilities serve as `old_logprobs`. metrics: the line of the last finished step.
     """
 
     step: int = 0
@@ -35,6 +35,7 @@ class TrainingState:
     trained_tokens: int = 0
     passed_tokens: int = 0
     mean_rewards: dict[str, list[float]] = field(default_factory=dict)
+    memory: dict[str, Any] = field(default_factory=dict)
     exact_generation: dict[str, bool] = field(default_factory=dict)
     best_step: int | None = None
     best_score: float | None = None
