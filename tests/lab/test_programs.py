@@ -104,7 +104,7 @@ def test_references_are_the_hidden_programs_output() -> None:
     for prompt in [*task.train[:50], *task.validation[:50]]:
         digits = np.array([int(digit) for digit in prompt.text[1:-1].split(",")])
         demonstration = write_demonstration(programs[prompt.text[0]], digits)
-        assert prompt.metadata == {"family": prompt.text[0]}
+        assert prompt.metadata == {"family": prompt.text[0], "solution": demonstration}
         assert task.verifier(prompt, demonstration, "stop").reward == 1.0
 
 

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import torch
 from scorer import Scorer
 
 from graftrl.methods import build_method
@@ -13,6 +14,17 @@ def test_coefficients_are_the_normalised_fitness_times_the_step():
     z = (fitness - 0.25) / (fitness.std(ddof=1) + 1e-6)
     np.testing.assert_allclose(method.coefficients(fitness), 0.02 / (4 * 0.1) * z)
     assert (method.coefficients(np.full(4, 0.1)) == 0).all()  # exactly: the weights stay
+
+
+def test_the_update_climbs_a_known_fitness():
+    method = build_method({"name": "es", "population": 20, "sigma": 0.05, "eta": 0.004})
+    generator = torch.Generator().manual_seed(0)
+    target, theta = torch.randn(10, generator=generator), torch.zeros(10)
+    for _ in range(200):
+        directions = torch.randn(20, 10, generator=generator)
+        fitness = -((theta + method.scale * directions - target) ** 2).sum(dim=1)
+        theta = theta + torch.from_numpy(method.coefficients(fitness.double().numpy())).float() @ directions
+    assert (theta - target).norm() < 0.2 * target.norm()
 
 
 def test_fitness_is_the_mean_reward_of_each_members_responses(make_group):

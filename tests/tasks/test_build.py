@@ -221,4 +221,5 @@ def test_a_reference_that_is_a_whole_solution_is_its_last_box(tmp_path: Path) ->
     ]
     task = _math(_jsonl(tmp_path / "train.jsonl", rows))
     assert [prompt.reference for prompt in task.train] == [r"\frac{4}{2}"]
+    assert task.train[0].metadata == {"answer": rows[0]["answer"]}  # the solution is kept for methods that show it
     assert "b" in task.notes[0]

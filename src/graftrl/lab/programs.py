@@ -181,7 +181,7 @@ def _make_prompt(identifier: str, family: str, digits: Digits, program: Program,
         messages=({"role": "user", "content": write_prompt(family, digits)},),
         reference=write_list(execute(program, digits)[1]),
         task=TASK_NAME,
-        metadata={"family": family, **metadata},
+        metadata={"family": family, "solution": write_demonstration(program, digits), **metadata},
     )
 
 

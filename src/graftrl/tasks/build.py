@@ -47,12 +47,20 @@ def _math_prompts(source: DataSource | None, template: ProblemTemplate) -> tuple
     if source is None:
         return [], []
     prompts, notes = load_prompts(source, template, "math")
-    prompts = [replace(prompt, reference=_final_answer(prompt.reference)) for prompt in prompts]
+    prompts = [_with_final_answer(prompt, source.answer_field) for prompt in prompts]
     usable = _usable_references({prompt.reference for prompt in prompts})
     kept, more = drop(
         prompts, lambda prompt: prompt.reference in usable, source.name, "a reference that cannot be parsed"
     )
     return kept, notes + more
+
+
+def _with_final_answer(prompt: Prompt, answer_field: str) -> Prompt:
+    """The prompt with its final answer as the reference; a whole solution goes into the metadata, by its field."""
+    answer = _final_answer(prompt.reference)
+    if answer == prompt.reference:
+        return prompt
+    return replace(prompt, reference=answer, metadata={**prompt.metadata, answer_field: prompt.reference})
 
 
 def _final_answer(reference: str) -> str:
