@@ -13,6 +13,7 @@ import typer
 from graftrl import __version__
 from graftrl.errors import GraftrlError
 from graftrl.logs.cli import app as logs_app
+from graftrl.probe.cli import probe
 
 if TYPE_CHECKING:
     from graftrl.training.run_folder import RunFolder
@@ -94,6 +95,9 @@ def grade(
 
     for line in grade_file(file, workers=workers, limit_s=limit_s, require_box=require_box):
         typer.echo(json.dumps(line, ensure_ascii=False))
+
+
+app.command()(probe)
 
 
 def _train_in(folder: RunFolder, quiet: bool) -> None:

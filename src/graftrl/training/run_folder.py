@@ -74,13 +74,18 @@ class RunFolder:
         return load_recipe(self.root / "config.yaml")
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Raises RunError while another process trains in this folder. The lock dies with its process."""
+    def locked(self, option: str = "--run") -> Iterator[None]:
+        """Raises RunError while another process works in this folder. The lock dies with its process.
+
+        option: of the command line, names another folder.
+        """
         lock = FileLock(self.root / ".lock")
         try:
             lock.acquire(timeout=0)
         except Timeout as error:
-            raise RunError(f"{self.root} is in use by another process; wait for it or choose another --run") from error
+            raise RunError(
+                f"{self.root} is in use by another process; wait for it or choose another {option}"
+            ) from error
         try:
             yield
         finally:
@@ -171,18 +176,19 @@ def write_text(path: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def disk_errors(root: Path) -> Iterator[None]:
-    """Turn a full or read-only disk into one clear line. Libraries report it in different exception types."""
+def disk_errors(root: Path, *, again: str | None = None, option: str = "--run") -> Iterator[None]:
+    """Turn a full or read-only disk into one clear line. Libraries report it in different exception types.
+
+    again: what goes on from what was saved, once there is space; None: resuming the run. option: names another folder.
+    """
+    again = again or f"'graftrl resume {root}' goes on from the last checkpoint"
     try:
         yield
     except Exception as error:
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         full = full or any(phrase in str(error) for phrase in ("No space left", "os error 28", "File too large"))
         if full:
-            raise RunError(
-                f"{root}: the disk is full; free some space, then 'graftrl resume {root}' goes on from the last "
-                "checkpoint"
-            ) from error
+            raise RunError(f"{root}: the disk is full; free some space, then {again}") from error
         if isinstance(error, PermissionError):
-            raise RunError(f"{root}: cannot be written: {error.strerror}; choose another --run") from error
+            raise RunError(f"{root}: cannot be written: {error.strerror}; choose another {option}") from error
         raise

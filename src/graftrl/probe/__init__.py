@@ -1,0 +1,1 @@
+"""The probe: what an exchange between models could win, measured on a few hundred prompts before anyone trains."""

@@ -1,0 +1,204 @@
+"""Sampling for a probe: chunks of prompts, each written as a whole, so that an interrupted probe goes on.
+
+The folder is a rollout log: `rollouts/step-N.parquet` holds chunk N of every model, `exchange/step-N.parquet` the
+scores of the peer responses that GRAFT could exchange. `probe.yaml` says what was sampled from what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from graftrl.config import Recipe
+from graftrl.engines.local import LocalEngine
+from graftrl.errors import RunError
+from graftrl.logs.reader import RolloutLog
+from graftrl.logs.rollouts import write_rollouts, write_transfers
+from graftrl.probe.observe import score_candidates
+from graftrl.rollout import Prompt
+from graftrl.seeds import derive_seed
+from graftrl.tasks import VerificationPool, build_task, grade_groups
+from graftrl.training.data import PromptStream, check_lengths, prompt_length, within_limit
+from graftrl.training.run_folder import RunFolder, write_text
+
+CHUNK = 32  # prompts that are sampled, graded and written together
+IDENTITY = "probe.yaml"
+_SAMPLES = ("path", "dtype", "trust_remote_code", "chat_template", "bos", "extra_stop_tokens")  # what decides responses
+
+Progress = Callable[[int, int], None]  # prompts done, prompts wanted
+
+
+def sample(recipe: Recipe, root: Path, prompts: int, progress: Progress = lambda done, wanted: None) -> list[str]:
+    """Have `prompts` prompts (or all that the task has) answered, graded and scored in the folder.
+
+    Chunks that are there already are kept; when all are, no model is loaded. The prompts are the first ones that
+    training with this recipe would use.
+
+    Args:
+        recipe: `method`, the steps and the optimizers are not used; `training.group_size` is n.
+
+    Returns:
+        notes for people.
+
+    Raises:
+        RunError: the folder holds something else, or responses of other models, settings or weights.
+        ConfigError, DataError, ModelError: as training would.
+    """
+    check_identity(recipe, root)
+    run = RunFolder(root)
+    wanted = chunk_sizes(prompts)
+    missing = [index for index, size in enumerate(wanted) if chunk_prompts(run, index) < size]
+    if not missing:
+        return []
+    task = build_task(recipe.task)
+    engine = LocalEngine(without_training(recipe))
+    limit = recipe.sampling.max_prompt_tokens
+    lengths = [prompt_length(codec) for codec in engine.codecs.values()]
+    usable, notes = within_limit(task.train, lengths, limit, "training prompts")
+    notes = [*task.notes, *engine.notes, *notes]
+    if len(usable) < prompts:
+        notes.append(f"the task has only {len(usable)} usable training prompts")
+        prompts = len(usable)
+        wanted = chunk_sizes(prompts)
+    stream = PromptStream(usable, 1, recipe.seed)
+    verification = recipe.verification
+    _write_identity(recipe, root)
+    with VerificationPool(verification.workers, verification.limit_s) as pool:
+        for index, size in enumerate(wanted):
+            if chunk_prompts(run, index) < size:
+                chunk = [stream.batch(index * CHUNK + i)[0] for i in range(size)]
+                check_lengths(chunk, lengths, limit)
+                _answer(recipe, run, engine, task, pool, index, chunk)
+            progress(index * CHUNK + size, prompts)
+    return notes
+
+
+def _answer(
+    recipe: Recipe,
+    run: RunFolder,
+    engine: LocalEngine,
+    task: Any,
+    pool: VerificationPool,
+    index: int,
+    chunk: Sequence[Prompt],
+) -> None:
+    models, step = list(recipe.models), index + 1
+    seeds = {model: derive_seed(recipe.seed, "probe", index, model) for model in models}
+    groups = engine.sample(dict.fromkeys(models, chunk), recipe.training.group_size, seeds)
+    grade_groups(task, [group for of_model in groups.values() for group in of_model], pool)
+    transfers = score_candidates(groups, engine, recipe.sampling, exchange_seed(recipe), step)
+    # The rollouts go first and come last: a chunk that has them is complete.
+    run.step_file("rollouts", step).unlink(missing_ok=True)
+    write_transfers(run.step_file("exchange", step), step, transfers)
+    write_rollouts(
+        run.step_file("rollouts", step),
+        run=recipe.name,
+        step=step,
+        groups=groups,
+        sampling=recipe.sampling,
+        fingerprints={model: codec.fingerprint for model, codec in engine.codecs.items()},
+        policy_version=0,
+    )
+
+
+def exchange_seed(recipe: Recipe) -> int:
+    """Decides between equally good sources, as in selection."""
+    return derive_seed(recipe.seed, "probe exchange")
+
+
+def without_training(recipe: Recipe) -> Recipe:
+    """The recipe without what only training needs: adapters start as the identity, checkpointing saves no memory."""
+    plain = {
+        name: settings.model_copy(update={"lora": None, "gradient_checkpointing": False})
+        for name, settings in recipe.models.items()
+    }
+    return recipe.model_copy(update={"models": plain})
+
+
+# Chunks ---------------------------------------------------------------------------------------------------------------
+
+
+def chunk_sizes(prompts: int) -> list[int]:
+    """`[32, 32, ..., rest]`."""
+    return [min(CHUNK, prompts - start) for start in range(0, prompts, CHUNK)]
+
+
+def chunk_prompts(run: RunFolder, index: int) -> int:
+    """How many prompts a chunk has on disk; 0 where it is not there, or its scores are not."""
+    file = run.step_file("rollouts", index + 1)
+    if not file.exists() or not run.step_file("exchange", index + 1).exists():
+        return 0
+    log = RolloutLog(file)
+    return min(log.group_index(model).height for model in log.models)
+
+
+# Identity -------------------------------------------------------------------------------------------------------------
+
+
+def identity(recipe: Recipe) -> dict[str, Any]:
+    """What the responses are a function of, apart from the versions of software."""
+    content = recipe.model_dump(mode="json")
+    return {
+        "seed": recipe.seed,
+        "group_size": recipe.training.group_size,
+        "models": {name: {key: model[key] for key in _SAMPLES} for name, model in content["models"].items()},
+        "task": content["task"],
+        "sampling": content["sampling"],
+    }
+
+
+def weights(recipe: Recipe) -> dict[str, list[list[Any]]]:
+    """Name, size in bytes and time of change of a local model's files; a hub id has none."""
+    found: dict[str, list[list[Any]]] = {}
+    for name, settings in recipe.models.items():
+        path = Path(settings.path).expanduser()
+        files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+        if files:
+            found[name] = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+    return found
+
+
+def check_identity(recipe: Recipe, root: Path) -> None:
+    """Raises RunError where the folder is not empty and does not hold a probe of the same models and settings.
+
+    Models that are not at their place any more do not matter: what they said is here.
+    """
+    file = root / IDENTITY
+    if not file.is_file():
+        if (root / "rollouts").exists() or (root / "config.yaml").exists():
+            raise RunError(f"{root} holds something else than a probe; choose another --out")
+        return
+    try:
+        held = yaml.safe_load(file.read_text(encoding="utf-8"))
+        probe, files_then = held["probe"], held["weights"]
+    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise RunError(f"{file}: not what a probe writes; choose another --out or remove that folder") from error
+    difference = _first_difference(probe, identity(recipe))
+    if difference:
+        raise RunError(f"{root} holds a probe with another {difference}; choose another --out or remove that folder")
+    for name, files in weights(recipe).items():
+        if files_then.get(name, files) != files:
+            raise RunError(
+                f"{root}: the files of model {name!r} have changed since its responses were sampled; choose another "
+                "--out or remove that folder"
+            )
+
+
+def _write_identity(recipe: Recipe, root: Path) -> None:
+    held = {"probe": identity(recipe), "weights": weights(recipe)}
+    write_text(root / IDENTITY, yaml.safe_dump(held, sort_keys=False, allow_unicode=True))
+
+
+def _first_difference(old: Any, new: Any, where: str = "") -> str:
+    """The dotted key of the first value that differs, with both values; "" if none does."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*old, *(key for key in new if key not in old)]:
+            below = f"{where}.{key}" if where else str(key)
+            found = _first_difference(old.get(key), new.get(key), below)
+            if found:
+                return found
+        return ""
+    return "" if old == new else f"{where} ({old!r} there, {new!r} here)"
