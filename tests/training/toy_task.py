@@ -1,6 +1,7 @@
 """A task that untrained models solve now and then: the first character is a digit of the prompt's parity."""
 
 import time
+import zlib
 
 
 def prompts():
@@ -39,3 +40,8 @@ def never(prompt, response, finish_reason):
 
 def half(prompt, response, finish_reason):
     return 0.5
+
+
+def coin(prompt, response, finish_reason):
+    """Right for about a quarter of all texts, whoever writes them: many groups fail while others' are mixed."""
+    return zlib.crc32(f"{prompt.id} {response}".encode()) % 4 == 0
