@@ -55,6 +55,23 @@ def tiny_config(kind: str) -> hf.PretrainedConfig:
             **{k: v for k, v in SIZE.items() if k not in ("num_key_value_heads", "head_dim")}
         ),
         "qwen2": lambda: hf.Qwen2Config(**{k: v for k, v in SIZE.items() if k != "head_dim"}),
+        "qwen3": lambda: hf.Qwen3Config(**SIZE),
+        "mistral": lambda: hf.MistralConfig(**SIZE, sliding_window=None),
+        "mistral_sliding": lambda: hf.MistralConfig(**SIZE, sliding_window=4),
+        "llama3_rope": lambda: hf.LlamaConfig(
+            **SIZE,
+            rope_parameters={
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+        ),
+        "dynamic_rope": lambda: hf.LlamaConfig(
+            **SIZE, rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+        ),
         "gemma2": lambda: hf.Gemma2Config(**SIZE, **SLIDING, final_logit_softcapping=3.0, attn_logit_softcapping=2.0),
         "gemma3": lambda: hf.Gemma3TextConfig(**SIZE, **SLIDING),
         "cohere": lambda: hf.CohereConfig(**{k: v for k, v in SIZE.items() if k != "head_dim"}, logit_scale=0.25),

@@ -19,12 +19,21 @@ from torch import Tensor
 from graftrl.errors import ModelError, NumericsError
 from graftrl.objective.terms import Objective, TokenBatch, weighted_sum
 from graftrl.policies.config import ModelSettings, SamplingSettings
+from graftrl.policies.decoding import LlamaSequences, TransformersSequences, agreement, llama_shaped
 from graftrl.policies.loading import Loaded, load
 from graftrl.policies.logprobs import token_logprobs
-from graftrl.policies.microbatch import cut, pad, pad_values
+from graftrl.policies.microbatch import Padded, cut, pad, pad_values
+from graftrl.policies.prefix import (
+    SharedPrompts,
+    hidden_of_responses,
+    keeps_plain_cache,
+    shared_prompts,
+    sharing_difference,
+)
 from graftrl.policies.sampling import sample_responses
 from graftrl.rollout import Group, Prompt, Response, Row
 
+_SAME_HIDDEN = 1e-4  # relative; float32 rounding stays near 1e-6
 _MOST_SKIPPED_UPDATES = 10  # in a row; more is no passing overflow
 
 
@@ -99,6 +108,31 @@ class HFPolicy:
         self._reference: Loaded | None = None
         if checkpoint is not None:
             self._restore(checkpoint)
+        self.sequences_type: type[TransformersSequences] | type[LlamaSequences] = TransformersSequences
+        self.shares_prompts = False
+        with self._evaluating():
+            self._choose_faster_passes()
+
+    def _choose_faster_passes(self) -> None:
+        """Each must reproduce the model's own forward pass on a few ids, else it is left out and that is noted."""
+        faster: list[tuple[str, float]] = []
+        if llama_shaped(self.decoder):
+            difference = agreement(self.decoder)
+            faster.append(("one-token pass for sampling", difference))
+            self.sequences_type = LlamaSequences if difference <= _SAME_HIDDEN else TransformersSequences
+        # On a GPU the attention mask that sharing needs would rule out the fastest attention kernel.
+        on_cpu = self.device.type == "cpu" and not self.settings.gradient_checkpointing
+        if on_cpu and keeps_plain_cache(self.decoder):
+            difference = sharing_difference(self.decoder)
+            faster.append(("pass over shared prompts", difference))
+            self.shares_prompts = difference <= _SAME_HIDDEN
+        for what, difference in faster:
+            if not difference <= _SAME_HIDDEN:
+                note = (
+                    f"model {self.name!r}: the faster {what} differs by {difference:.1e} from transformers' forward "
+                    "pass on this model, so that the slower one is used"
+                )
+                self.notes = (*self.notes, note)
 
     # Sampling -------------------------------------------------------------------------------------------------------
 
@@ -113,16 +147,16 @@ class HFPolicy:
         with self._evaluating(), self._precision():
             for start in range(0, len(prompts), at_once):
                 chunk = prompts[start : start + at_once]
+                prompt_ids = [self.codec.prompt_token_ids(prompt) for prompt in chunk]
                 sampled = sample_responses(
-                    self.decoder,
+                    self.sequences_type(self.decoder, prompt_ids, settings.max_response_tokens),
                     self.head,
-                    [self.codec.prompt_token_ids(prompt) for prompt in chunk],
+                    len(chunk),
                     n,
                     settings=settings,
                     eos_ids=self.codec.eos_ids,
                     generator=generator,
                     max_elements=self.settings.logit_elements,
-                    layers=self.loaded.causal_lm.config.get_text_config().num_hidden_layers,
                 )
                 for prompt, responses in zip(chunk, sampled, strict=True):
                     groups.append(
@@ -164,18 +198,25 @@ class HFPolicy:
         scores: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(rows)
         with self._precision():
             for batch in cut([_length(row) for row in rows], self.settings.microbatch_tokens):
-                padded = pad([rows[i] for i in batch], self.device)
-                flat = self._logprobs(loaded, padded).cpu().numpy()
+                members = [rows[i] for i in batch]
+                flat = self._logprobs(loaded, pad(members, self.device), self._shared(members)).cpu().numpy()
                 stops = np.cumsum([len(rows[i].response_token_ids) for i in batch])[:-1]
                 for i, values in zip(batch, np.split(flat, stops), strict=True):
                     scores[i] = values
         return scores
 
-    def _logprobs(self, loaded: Loaded, padded: Any) -> Tensor:
+    def _logprobs(self, loaded: Loaded, padded: Padded, shared: SharedPrompts | None) -> Tensor:
         """float32 [N] for the padded rows' response tokens."""
-        hidden = loaded.decoder(input_ids=padded.token_ids_BS, use_cache=False).last_hidden_state
-        chosen = hidden.reshape(-1, hidden.shape[-1]).index_select(0, padded.positions_N)
+        if shared is None:
+            hidden = loaded.decoder(input_ids=padded.token_ids_BS, use_cache=False).last_hidden_state
+            positions_N = padded.positions_N
+        else:
+            hidden, positions_N = hidden_of_responses(loaded.decoder, shared), padded.cells_N
+        chosen = hidden.reshape(-1, hidden.shape[-1]).index_select(0, positions_N)
         return token_logprobs(chosen, padded.targets_N, loaded.head, self.settings.logit_elements)
+
+    def _shared(self, rows: Sequence[Row]) -> SharedPrompts | None:
+        return shared_prompts(rows, self.device) if self.shares_prompts else None
 
     def generation_gap(self, rows: Sequence[Row]) -> float:
         """Largest |generation log-probability - fresh scoring pass| in nats over the rows (0 without rows)."""
@@ -220,11 +261,11 @@ class HFPolicy:
         total = 0.0
         for batch in cut([_length(rows[i]) for i in active], self.settings.microbatch_tokens):
             members = [rows[active[j]] for j in batch]
-            padded = pad(members, self.device)
-            stats.passed_tokens += sum(_length(row) for row in members)
+            padded, shared = pad(members, self.device), self._shared(members)
+            stats.passed_tokens += sum(_length(row) for row in members) if shared is None else shared.tokens
             longest = padded.mask_BT.shape[1]
             with self._precision():
-                logprobs_BT = padded.scatter(self._logprobs(self.loaded, padded))
+                logprobs_BT = padded.scatter(self._logprobs(self.loaded, padded, shared))
             tokens = TokenBatch(
                 logprobs_BT=logprobs_BT,
                 old_logprobs_BT=pad_values([_old(row) for row in members], longest, self.device),

@@ -1,24 +1,23 @@
-"""Sampling with a KV cache, and the log-probability of every sampled token.
+"""Sampling, and the log-probability of every sampled token.
 
-Each prompt is read once and its cache repeated for the n responses; finished responses leave the batch. A token is
-drawn by inverting the cumulative distribution with one uniform number: no random number per vocabulary entry.
-Shapes: R responses under way, V vocabulary, P prompts, S cached positions.
+Each prompt is read once and its cache repeated for the n responses; finished responses leave the batch (decoding.py).
+A token is drawn by inverting the cumulative distribution with one uniform number: no random number per vocabulary
+entry.
+Shapes: R responses under way, V vocabulary, H hidden.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from transformers.cache_utils import Cache, DynamicLayer
+from torch import Tensor
 
 from graftrl.policies.config import SamplingSettings
+from graftrl.policies.decoding import Sequences
 from graftrl.policies.logprobs import Head, compute_dtype
 
 _BLOCK = 512  # vocabulary entries per block of the two-level search
@@ -47,7 +46,7 @@ def draw(logits_RV: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
     vocabulary = logits_RV.shape[-1]
     mass = logits_RV.sub_(logits_RV.amax(dim=-1, keepdim=True)).exp_()
     if vocabulary <= 4 * _BLOCK:
-        below = mass.double().cumsum(-1)
+        below = mass.cumsum(-1, dtype=torch.float64)
         total = below[:, -1]
         chosen = _first_above(below, uniform_R * total)
     else:
@@ -122,9 +121,9 @@ def _next_tokens(
 
 def _first_above(cumulative: Tensor, value: Tensor) -> Tensor:
     """Index of the first entry above value; rounding at the top end falls to the last entry with mass."""
-    index = torch.searchsorted(cumulative, value[:, None].contiguous(), right=True)
-    last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous(), right=False)
-    return torch.minimum(index, last).squeeze(-1)
+    total = cumulative[:, -1]
+    below_total = torch.minimum(value, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, below_total[:, None], right=True).squeeze(-1)
 
 
 def truncate(logits_RV: Tensor, settings: SamplingSettings) -> Tensor:
@@ -142,118 +141,28 @@ def truncate(logits_RV: Tensor, settings: SamplingSettings) -> Tensor:
     return logits
 
 
-class _PreallocatedLayer(DynamicLayer):  # type: ignore[misc]
-    """A cache layer that writes into a buffer of the final length, so that a step copies one position, not all."""
-
-    def __init__(self, capacity: int) -> None:
-        super().__init__()
-        self.capacity, self.length = capacity, 0
-        self.key_buffer: Tensor | None = None
-        self.value_buffer: Tensor | None = None
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        rows, heads, new, _ = key_states.shape
-        if self.key_buffer is None or self.value_buffer is None:
-            self.lazy_initialization(key_states, value_states)
-            self.key_buffer = key_states.new_empty(rows, heads, self.capacity, key_states.shape[-1])
-            self.value_buffer = value_states.new_empty(rows, heads, self.capacity, value_states.shape[-1])
-        stop = self.length + new
-        self.key_buffer[:, :, self.length : stop] = key_states
-        self.value_buffer[:, :, self.length : stop] = value_states
-        self.length = stop
-        self.keys, self.values = self.key_buffer[:, :, :stop], self.value_buffer[:, :, :stop]
-        return self.keys, self.values
-
-    def get_seq_length(self) -> int:
-        return self.length
-
-    def keep_rows(self, index: Tensor) -> None:
-        """New rows are copies of the given old ones (repeating prompts, dropping finished responses)."""
-        if self.key_buffer is None or self.value_buffer is None:
-            return
-        for name in ("key_buffer", "value_buffer"):
-            old = getattr(self, name)
-            new = old.new_empty(len(index), *old.shape[1:])
-            new[:, :, : self.length] = old[:, :, : self.length][index]
-            setattr(self, name, new)
-        self.keys, self.values = self.key_buffer[:, :, : self.length], self.value_buffer[:, :, : self.length]
-
-
-class _Sequences:
-    """The decoder with the state of the sequences under way: cache, attention mask, positions."""
-
-    def __init__(self, decoder: nn.Module, layers: int, prompts: Sequence[NDArray[np.int64]], new_tokens: int) -> None:
-        device = next(decoder.parameters()).device
-        lengths = torch.tensor([len(ids) for ids in prompts], device=device)
-        width = int(lengths.max())
-        self.decoder = decoder
-        self.cache = Cache(layers=[_PreallocatedLayer(width + new_tokens) for _ in range(layers)])
-        accepted = inspect.signature(decoder.forward).parameters
-        self.cache_argument = "cache" if "cache" in accepted else "past_key_values"
-        # Padding stands on the left so that all rows go on at the same cache position. Without padding no mask is
-        # needed, and attention takes its fastest path.
-        self.padded = bool((lengths != width).any())
-        self.mask = torch.arange(width, device=device)[None, :] >= (width - lengths)[:, None]
-        self.lengths = lengths
-        tokens = np.zeros((len(prompts), width), dtype=np.int64)
-        for row, ids in enumerate(prompts):
-            tokens[row, width - len(ids) :] = ids
-        self.prompt_tokens = torch.from_numpy(tokens).to(device)
-
-    def read_prompts(self) -> Tensor:
-        """Final hidden state after each prompt, [P, H]."""
-        positions = (self.mask.long().cumsum(-1) - 1).clamp(min=0)
-        return self._forward(self.prompt_tokens, positions)
-
-    def append(self, token_ids_R: Tensor) -> Tensor:
-        """Final hidden state after one more token per row, [R, H]."""
-        if self.padded:
-            self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], dim=-1)
-        positions = self.lengths[:, None]
-        self.lengths = self.lengths + 1
-        return self._forward(token_ids_R[:, None], positions)
-
-    def keep_rows(self, index: Tensor) -> None:
-        for layer in self.cache.layers:
-            layer.keep_rows(index)
-        self.mask, self.lengths = self.mask[index], self.lengths[index]
-
-    def _forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        output = self.decoder(
-            input_ids=tokens,
-            position_ids=positions,
-            attention_mask=self.mask.long() if self.padded else None,
-            use_cache=True,
-            **{self.cache_argument: self.cache},
-        )
-        return output.last_hidden_state[:, -1]
-
-
 @torch.no_grad()
 def sample_responses(
-    decoder: nn.Module,
+    sequences: Sequences,
     head: Head,
-    prompts: Sequence[NDArray[np.int64]],
+    prompts: int,
     n: int,
     *,
     settings: SamplingSettings,
     eos_ids: Sequence[int],
     generator: torch.Generator,
     max_elements: int,
-    layers: int,
 ) -> list[list[Sampled]]:
-    """n responses to each prompt, in prompt order.
+    """n responses to each of the `prompts` prompts that `sequences` was made of, in prompt order.
 
     Log-probabilities are those of the distribution sampled from: the model's own when `settings.is_plain`.
     """
-    device = next(decoder.parameters()).device
-    sequences = _Sequences(decoder, layers, prompts, settings.max_response_tokens)
     hidden_RH = sequences.read_prompts()
+    device = hidden_RH.device
     head = head.cast(compute_dtype(hidden_RH))
-    repeat = torch.arange(len(prompts), device=device).repeat_interleave(n)
-    sequences.keep_rows(repeat)
-    hidden_RH = hidden_RH[repeat]
-    total, limit = len(prompts) * n, settings.max_response_tokens
+    sequences.repeat(n)
+    hidden_RH = hidden_RH.repeat_interleave(n, dim=0)
+    total, limit = prompts * n, settings.max_response_tokens
     tokens = torch.zeros(total, limit, dtype=torch.int64, device=device)
     logprobs = torch.zeros(total, limit, dtype=torch.float32, device=device)
     lengths = torch.full((total,), limit, dtype=torch.int64, device=device)
@@ -265,19 +174,21 @@ def sample_responses(
         chosen, chosen_logprobs = _next_tokens(hidden_RH, head, settings, generator, max_elements)
         tokens[rows, t], logprobs[rows, t] = chosen, chosen_logprobs
         ends = torch.isin(chosen, eos) & alive
-        lengths[rows[ends]], stopped[rows[ends]] = t + 1, True
-        alive = alive & ~ends
-        count = int(alive.sum())
-        if count == 0 or t + 1 == limit:
-            break
-        if count <= 0.8 * len(rows):  # finished rows leave; copying the cache at every end would cost more
-            index = alive.nonzero().squeeze(-1)
-            sequences.keep_rows(index)
-            rows, alive, chosen = rows[index], alive[index], chosen[index]
-        hidden_RH = sequences.append(chosen)
+        if ends.any():
+            lengths[rows[ends]], stopped[rows[ends]] = t + 1, True
+            alive &= ~ends
+            count = int(alive.sum())
+            if count == 0:
+                break
+            if count <= 0.8 * len(rows):  # finished rows leave; copying the cache at every end would cost more
+                index = alive.nonzero().squeeze(-1)
+                sequences.keep_rows(index)
+                rows, alive, chosen = rows[index], alive[index], chosen[index]
+        if t + 1 < limit:
+            hidden_RH = sequences.append(chosen)
     tokens_c, logprobs_c = tokens.cpu().numpy(), logprobs.cpu().numpy()
     responses = [
         Sampled(tokens_c[i, :length].copy(), logprobs_c[i, :length].copy(), bool(stop))
         for i, (length, stop) in enumerate(zip(lengths.tolist(), stopped.tolist(), strict=True))
     ]
-    return [responses[p * n : (p + 1) * n] for p in range(len(prompts))]
+    return [responses[p * n : (p + 1) * n] for p in range(prompts)]

@@ -1,0 +1,124 @@
+"""Rows of one prompt read it once: its keys and values serve all of them, with gradients.
+
+A group's n rows differ only in their responses. Running the prompt n times costs most where prompts are long against
+responses. Shapes: B rows, U different prompts, W longest prompt, T longest response, H hidden.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+from graftrl.rollout import Row
+
+_WORTH_IT = 0.95  # of the tokens of whole rows; below it, sharing pays for its attention mask
+_MASK_CELLS = 1 << 24  # B * T * (W + T): the attention mask that sharing needs and whole rows do not
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrompts:
+    """prompt_ids_UW and response_ids_BT are padded on the right; prompt_of_B says which prompt a row has.
+
+    tokens: those that pass through the model, padding not counted.
+    """
+
+    prompt_ids_UW: Tensor
+    prompt_lengths_U: Tensor
+    prompt_of_B: Tensor
+    response_ids_BT: Tensor
+    tokens: int
+
+
+def shared_prompts(rows: Sequence[Row], device: torch.device) -> SharedPrompts | None:
+    """None where sharing would not pay. Of a response the last token is left out: it predicts nothing."""
+    prompts: dict[bytes, int] = {}
+    prompt_of = [prompts.setdefault(row.prompt_token_ids.tobytes(), len(prompts)) for row in rows]
+    width = max(len(row.prompt_token_ids) for row in rows)
+    longest = max(len(row.response_token_ids) for row in rows)
+    whole = max(len(row.prompt_token_ids) + len(row.response_token_ids) for row in rows)
+    tokens = len(prompts) * width + len(rows) * (longest - 1)
+    cells = len(rows) * (longest - 1) * (width + longest - 1)
+    if len(prompts) == len(rows) or longest < 2 or tokens > _WORTH_IT * len(rows) * whole or cells > _MASK_CELLS:
+        return None
+    prompt_ids = np.zeros((len(prompts), width), dtype=np.int64)
+    response_ids = np.zeros((len(rows), longest - 1), dtype=np.int64)
+    lengths = np.zeros(len(prompts), dtype=np.int64)
+    for b, (row, u) in enumerate(zip(rows, prompt_of, strict=True)):
+        prompt_ids[u, : len(row.prompt_token_ids)] = row.prompt_token_ids
+        lengths[u] = len(row.prompt_token_ids)
+        response_ids[b, : len(row.response_token_ids) - 1] = row.response_token_ids[:-1]
+    return SharedPrompts(
+        torch.from_numpy(prompt_ids).to(device),
+        torch.from_numpy(lengths).to(device),
+        torch.tensor(prompt_of, device=device),
+        torch.from_numpy(response_ids).to(device),
+        int(lengths.sum()) + sum(len(row.response_token_ids) - 1 for row in rows),
+    )
+
+
+def hidden_of_responses(decoder: nn.Module, shared: SharedPrompts) -> Tensor:
+    """[B, T, H]: the final hidden states that predict response token 0, 1, ... of each row; differentiable."""
+    cache = DynamicCache(config=decoder.config)
+    argument = cache_argument(decoder)
+    width, new = shared.prompt_ids_UW.shape[1], shared.response_ids_BT.shape[1]
+    device = shared.prompt_of_B.device
+    read = decoder(input_ids=shared.prompt_ids_UW, use_cache=True, **{argument: cache}).last_hidden_state
+    prompts_U = torch.arange(len(read), device=device)
+    first_UH = read[prompts_U, shared.prompt_lengths_U - 1]
+    for layer in cache.layers:
+        layer.keys = layer.keys.index_select(0, shared.prompt_of_B)
+        layer.values = layer.values.index_select(0, shared.prompt_of_B)
+    lengths_B = shared.prompt_lengths_U[shared.prompt_of_B]
+    of_prompt_BW = torch.arange(width, device=device)[None] < lengths_B[:, None]
+    mask = torch.cat([of_prompt_BW, of_prompt_BW.new_ones(len(lengths_B), new)], dim=1)
+    rest_BTH = decoder(
+        input_ids=shared.response_ids_BT,
+        attention_mask=mask.long(),
+        position_ids=lengths_B[:, None] + torch.arange(new, device=device),
+        use_cache=True,
+        **{argument: cache},
+    ).last_hidden_state
+    return torch.cat([first_UH[shared.prompt_of_B][:, None], rest_BTH], dim=1)
+
+
+def keeps_plain_cache(decoder: nn.Module) -> bool:
+    """Whether every layer caches keys and values of all positions; sliding windows and recurrent states do not."""
+    config: Any = decoder.config
+    layers = DynamicCache(config=config).layers
+    return len(layers) == config.get_text_config().num_hidden_layers and all(type(x) is DynamicLayer for x in layers)
+
+
+@torch.no_grad()
+def sharing_difference(decoder: nn.Module, tokens: int = 6) -> float:
+    """Largest relative difference of final hidden states between shared prompts and whole rows, on a few ids."""
+    config: Any = decoder.config
+    device = next(decoder.parameters()).device
+    ids = np.arange(3 * 2 * tokens, dtype=np.int64).reshape(3, 2 * tokens) * 7919 % config.get_text_config().vocab_size
+    ids[1, :tokens] = ids[0, :tokens]
+    rows = [
+        Row(str(b), ids[b, :start], ids[b, start:], 0.0, "own", "")
+        for b, start in enumerate((tokens, tokens, tokens - 2))
+    ]
+    shared = shared_prompts(rows, device)
+    assert shared is not None
+    worst = 0.0
+    for row, hidden in zip(rows, hidden_of_responses(decoder, shared), strict=True):
+        whole = torch.from_numpy(np.concatenate([row.prompt_token_ids, row.response_token_ids])).to(device)
+        expected = decoder(input_ids=whole[None], use_cache=False).last_hidden_state[
+            0, len(row.prompt_token_ids) - 1 : -1
+        ]
+        difference = (hidden[: len(expected)] - expected).abs().max() / expected.abs().max()
+        worst = max(worst, float(difference))
+    return worst
+
+
+def cache_argument(decoder: nn.Module) -> str:
+    """The name of the forward pass's argument for a cache: transformers renamed it."""
+    return "cache" if "cache" in inspect.signature(decoder.forward).parameters else "past_key_values"
