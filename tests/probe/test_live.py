@@ -7,11 +7,13 @@ import pytest
 
 from graftrl.config import Recipe
 from graftrl.errors import ModelError, RunError
+from graftrl.logs.config import PeerSettings
 from graftrl.logs.reader import RolloutLog
 from graftrl.probe import live
 from graftrl.probe.observe import observe, open_logs
 from graftrl.tasks import build_task
 from graftrl.training.data import PromptStream
+from graftrl.training.peers import StoredPeer
 
 
 @pytest.fixture(autouse=True)
@@ -155,3 +157,11 @@ def test_a_model_that_does_not_load_leaves_nothing_behind(recipe, tmp_path, warm
     with pytest.raises(ModelError, match=r"models\.B\.path: no directory"):
         live.sample(recipe(models={"A": {"path": warm["A"]}, "B": {"path": "/none/of/it"}}), tmp_path / "out", 4)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_probe_serves_as_a_stored_peer(recipe, tmp_path):
+    settings = recipe()
+    live.sample(settings, tmp_path, 8)
+    peer = StoredPeer("B", PeerSettings(log=tmp_path, model="B", match="prompt"), seed=0)
+    peer.check(PromptStream(build_task(settings.task).train, 4, settings.seed), steps=2)
+    assert peer.notes == []  # it has an answer to every prompt of both steps

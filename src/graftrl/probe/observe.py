@@ -21,10 +21,10 @@ from graftrl.methods.graft import GRAFTSettings
 from graftrl.policies.config import SamplingSettings
 from graftrl.probe.analysis import PeerResponses
 from graftrl.rollout import Group
+from graftrl.training.peers import PLAIN
 
 Key = str | tuple[int, str]  # a prompt; with its step where a prompt occurs in several
 
-_PLAIN = (1.0, 1.0, 0)
 _TRANSFER_COLUMNS = ("step", "receiver", "source", "prompt_id", "status", "reason", "reward", "score")
 _SCORED_AT_ONCE = 64  # prompts whose groups are held in memory while they are scored
 
@@ -89,7 +89,7 @@ def open_logs(paths: Sequence[Path]) -> list[Member]:
         raise DataError("two of the logs have the same name and the same models; rename one of the folders")
     for member in members:
         for sampling in member.log.sampling(member.model):
-            if sampling != _PLAIN:
+            if sampling != PLAIN:
                 temperature, top_p, top_k = sampling
                 raise DataError(
                     f"{member.log.name}: {member.model!r} was sampled with temperature {temperature}, top_p {top_p}, "

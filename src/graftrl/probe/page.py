@@ -101,7 +101,8 @@ def _exchange(report: ProbeReport, observed: Observed) -> str:
             "the probed prompts."
         )
         + table(
-            ["source → receiver", *(f"{size}: {kind}" for size in sizes for kind in ("candidates", "selected"))], steps
+            ["source → receiver", *(f"{kind} of {size}" for size in sizes for kind in ("candidates", "selected"))],
+            steps,
         )
         + figure(
             _joint_panels(report, observed),

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from graftrl.probe.analysis import Compatibility, Direction, Estimate
+from graftrl.probe.analysis import Compatibility, Estimate
 from graftrl.probe.report import ProbeReport
 from graftrl.report.plots import arrow
 
@@ -23,6 +23,7 @@ def print_report(report: ProbeReport, console: Console) -> None:
     console.print(_steps(report))
     if any(direction.compatibility is not None for direction in report.directions):
         console.print(_compatibility(report))
+    console.print()
     for line in report.verdict.lines:
         console.print(line, style="bold", markup=False, highlight=False, soft_wrap=True)
     for warning in report.verdict.warnings:
@@ -49,7 +50,9 @@ def step_interval(estimate: Estimate) -> str:
 
 
 def _table(title: str, headers: Sequence[str], caption: str = "") -> Table:
-    table = Table(title=escape(title), caption=escape(caption) or None, box=box.SIMPLE, show_edge=False, pad_edge=False)
+    # Narrow enough for 80 columns without breaking a cell, as long as names are short.
+    table = Table(title=escape(title), caption=escape(caption) or None, box=box.SIMPLE, padding=(0, 1, 0, 0),
+                  show_edge=False, pad_edge=False)  # fmt: skip
     table.title_justify = table.caption_justify = "left"
     for index, header in enumerate(headers):
         table.add_column(header, justify="left" if index == 0 else "right", overflow="fold")
@@ -60,14 +63,17 @@ def _models(report: ProbeReport) -> Table:
     n = report.group_size
     table = _table(
         f"Models: {report.prompts} prompts, {n} responses each",
-        ["model", "pass@1", f"pass@{n}", "all fail", "mixed", "all right", "tokens (p95)", "cut"],
+        ["model", "pass@1", f"pass@{n}", "none / some / all right", "tokens", "cut"],
     )
     for name, model in report.models.items():
         table.add_row(
-            escape(name), short_interval(model.pass_at[1]), short_interval(model.pass_at[n]), f"{model.all_fail:.0%}",
-            f"{model.mixed:.0%}", f"{model.all_success:.0%}", f"{model.tokens_mean:.1f} ({model.tokens_p95:.0f})",
+            escape(name),
+            short_interval(model.pass_at[1]),
+            short_interval(model.pass_at[n]),
+            f"{model.all_fail:.0%} / {model.mixed:.0%} / {model.all_success:.0%}",
+            f"{model.tokens_mean:.1f}",
             f"{model.truncated:.1%}",
-        )  # fmt: skip
+        )
     return table
 
 
@@ -75,7 +81,7 @@ def _overlap(report: ProbeReport) -> Table:
     table = _table(
         "Prompts that the receiver fails entirely, and what the source has for them",
         ["source → receiver", "all fail", "solved by source", "every time", "candidates", "selected"],
-        caption="candidates: solved in part, so that GRAFT can exchange them; selected: after balancing",
+        caption="candidates: solved in part, so that GRAFT can take them; selected: balanced",
     )
     for d in report.directions:
         numbers = [str(d.always_solved), str(d.candidates), str(d.selected)]
@@ -86,8 +92,8 @@ def _overlap(report: ProbeReport) -> Table:
 def _steps(report: ProbeReport) -> Table:
     sizes = [step.prompts for step in report.directions[0].per_step]
     table = _table(
-        "Groups exchanged in a step of so many prompts: mean [middle 95 % of steps]",
-        ["source → receiver", *(f"{size}: {kind}" for size in sizes for kind in ("candidates", "selected"))],
+        "Groups exchanged in a step: mean [middle 95 %]",
+        ["source → receiver", *(f"{kind} of {size}" for size in sizes for kind in ("candidates", "selected"))],
     )
     for d in report.directions:
         numbers = [step_interval(value) for step in d.per_step for value in (step.candidates, step.selected)]
@@ -96,36 +102,29 @@ def _steps(report: ProbeReport) -> Table:
 
 
 def _compatibility(report: ProbeReport) -> Table:
+    scored = {d.name: d.compatibility for d in report.directions if d.compatibility is not None}
+    rejected = "; ".join(f"{arrow(name)}: {rejects}" for name, c in scored.items() if (rejects := unusable(c)))
     table = _table(
-        "Compatibility s of the candidates' responses, and the share that a threshold δ admits",
-        [
-            "source → receiver",
-            "",
-            "responses",
-            "s: 10 / 50 / 90 %",
-            *(f"δ {t:g}" for t in report.thresholds),
-            "rejected",
-        ],
+        "Compatibility s of the candidates' responses, and the share with s > δ",
+        ["source → receiver", "reward", "count", "median s", *(f"δ {t:g}" for t in report.thresholds)],
+        caption=f"not usable: {rejected}" if rejected else "",
     )
-    for d in report.directions:
-        if d.compatibility is not None:
-            _add_kinds(table, d, d.compatibility)
+    for name, c in scored.items():
+        for kind, count, quantiles, shares in (
+            ("1", c.successes, c.success_quantiles, [a.success_share for a in c.admission]),
+            ("< 1", c.failures, c.failure_quantiles, [a.failure_share for a in c.admission]),
+        ):
+            table.add_row(
+                escape(arrow(name)) if kind == "1" else "",
+                kind,
+                str(count),
+                f"{quantiles[1]:.2f}" if quantiles else "",
+                *("" if share is None else f"{share:.0%}" for share in shares),
+            )
     return table
 
 
-def _add_kinds(table: Table, direction: Direction, c: Compatibility) -> None:
-    rejected = ", ".join(f"{reason} {count}" for reason, count in c.rejected.items()) or "0"
-    if c.not_finite:
-        rejected += f", not finite {c.not_finite}"
-    for kind, count, quantiles, shares, last in (
-        ("successes", c.successes, c.success_quantiles, [a.success_share for a in c.admission], rejected),
-        ("failures", c.failures, c.failure_quantiles, [a.failure_share for a in c.admission], ""),
-    ):
-        table.add_row(
-            escape(arrow(direction.name)) if kind == "successes" else "",
-            kind,
-            str(count),
-            " / ".join(f"{q:.2f}" for q in quantiles) if quantiles else "",
-            *("" if share is None else f"{share:.0%}" for share in shares),
-            last,
-        )
+def unusable(c: Compatibility) -> str:
+    """`too long 3, not finite 1`; empty if every response can be used."""
+    counts = {**c.rejected, **({"log-probability not finite": c.not_finite} if c.not_finite else {})}
+    return ", ".join(f"{reason} {count}" for reason, count in counts.items())
