@@ -141,6 +141,13 @@ class TestGroups:
             opened.groups("A", [(3, "p1")])
         assert opened.groups("A", [(3, "p2")])[3, "p2"].size == 4
 
+    def test_columns_of_the_user_are_ignored_whichever_file_has_them(self, log, edit_file):
+        for step in (1, 3):
+            edit_file(log / "rollouts" / f"step-00000{step}.parquet", pl.lit("easy").alias("difficulty"))
+        assert RolloutLog(log).group_index("A").height == 6
+        edit_file(log / "rollouts" / "step-000002.parquet", pl.lit(1).alias("other"))
+        assert RolloutLog(log).groups("A", [(2, "p3")])[2, "p3"].size == 4
+
 
 class TestRefusals:
     def test_missing_path(self, tmp_path):

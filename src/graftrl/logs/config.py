@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from graftrl.settings import Settings
 
@@ -21,20 +21,21 @@ class PeerSettings(Settings):
         one with the highest mean score under the receiver at the start of the step.
     """
 
-    log: Path | list[Path]
+    log: list[Path] = Field(min_length=1)
     model: str | None = Field(None, min_length=1)
     match: Literal["step_and_prompt", "prompt"] = "step_and_prompt"
     choose: Literal["newest", "random", "most_compatible"] = "newest"
 
-    @property
-    def logs(self) -> list[Path]:
-        return self.log if isinstance(self.log, list) else [self.log]
+    @field_validator("log", mode="before")
+    @classmethod
+    def _one_is_a_list_of_one(cls, log: Any) -> Any:
+        if not isinstance(log, str | Path | list) or not log:
+            raise ValueError("name a run folder, a folder of Parquet files or one such file, or a list of them")
+        return log if isinstance(log, list) else [log]
 
     @model_validator(mode="after")
     def _choice_is_possible(self) -> PeerSettings:
-        if not self.logs:
-            raise ValueError("log is an empty list; name at least one run folder or Parquet file")
-        if self.match == "step_and_prompt" and len(self.logs) == 1 and self.choose != "newest":
+        if self.match == "step_and_prompt" and len(self.log) == 1 and self.choose != "newest":
             raise ValueError(
                 f"choose is {self.choose!r}, but one log has one group for a step and prompt; set match to 'prompt'"
             )

@@ -1,4 +1,4 @@
-"""A new folder of log files that is there as a whole or not at all."""
+"""Writing log files: a new folder is there as a whole or not at all, and a full disk is one clear line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from graftrl.errors import DataError
+import polars as pl
+
+from graftrl.errors import DataError, RunError
 
 
 @contextlib.contextmanager
@@ -16,15 +18,27 @@ def new_folder(out: Path) -> Iterator[Path]:
 
     Raises:
         DataError: `out` exists and is not an empty folder.
+        RunError: it cannot be written.
     """
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise DataError(f"{out}: exists already; choose another --out or remove it")
     temporary = out.parent / f".{out.name}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
-    temporary.mkdir(parents=True)
+    with writing(out):
+        temporary.mkdir(parents=True)
     try:
         yield temporary
-        temporary.replace(out)
+        with writing(out):
+            temporary.replace(out)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+@contextlib.contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """Raises RunError where the system refuses to write: a full disk, a folder without permission."""
+    try:
+        yield
+    except (OSError, pl.exceptions.ComputeError) as error:
+        raise RunError(f"{out}: cannot be written: {str(error).splitlines()[0]}") from error

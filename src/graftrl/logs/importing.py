@@ -14,7 +14,7 @@ import polars as pl
 
 from graftrl.errors import DataError
 from graftrl.exchange import Rejected, encode_response
-from graftrl.logs.folders import new_folder
+from graftrl.logs.folders import new_folder, writing
 from graftrl.logs.formats import Foreign
 from graftrl.logs.matching import Match, TaskPrompts, text_id
 from graftrl.logs.reader import SamplingKey
@@ -117,6 +117,7 @@ def import_log(
     report = ImportReport()
     with new_folder(out) as folder:
         parts = folder / ".parts"
+        parts.mkdir()
         steps = _spill(responses, parts)
         if not steps:
             raise DataError(f"{settings.run}: holds no response")
@@ -124,7 +125,8 @@ def import_log(
             rows = pl.concat([pl.read_parquet(file) for file in steps[step]])
             frame = _step_frame(step, rows, settings, task, codec, report)
             if frame.height:
-                write_frame(folder / step_file_name(step), frame)
+                with writing(out):
+                    write_frame(folder / step_file_name(step), frame)
                 report.steps += 1
         shutil.rmtree(parts)
         if not report.responses:
@@ -136,7 +138,6 @@ def import_log(
 
 def _spill(responses: Iterable[Foreign], parts: Path) -> dict[int, list[Path]]:
     """Sort a stream of responses by step, through files."""
-    parts.mkdir()
     files: dict[int, list[Path]] = {}
     held: dict[int, list[Foreign]] = {}
     characters = 0
@@ -147,7 +148,8 @@ def _spill(responses: Iterable[Foreign], parts: Path) -> dict[int, list[Path]]:
             of_step.append(parts / f"{step}-{len(of_step)}.parquet")
             columns = {name: [getattr(row, name) for row in rows] for name in _PART_SCHEMA}
             columns["messages"] = [[dict(message) for message in row.messages] for row in rows]
-            pl.DataFrame(columns, schema=_PART_SCHEMA).write_parquet(of_step[-1])
+            with writing(of_step[-1]):
+                pl.DataFrame(columns, schema=_PART_SCHEMA).write_parquet(of_step[-1])
         held.clear()
 
     for response in responses:

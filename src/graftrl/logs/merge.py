@@ -10,7 +10,7 @@ import polars as pl
 
 from graftrl.errors import ConfigError, DataError
 from graftrl.logs.checks import broken_rules
-from graftrl.logs.folders import new_folder
+from graftrl.logs.folders import new_folder, writing
 from graftrl.logs.reader import check_file, collect, log_files
 from graftrl.logs.rollouts import ROLLOUT_SCHEMA, step_file_name, write_frame
 
@@ -89,7 +89,8 @@ def merge_logs(sources: Sequence[Source], out: Path, *, drop_faulty: bool = Fals
             frame = _without_faulty_groups(frame, report) if drop_faulty else _with_keys(frame)
             frame = _one_of_each(frame, report)
             if frame.height:
-                write_frame(folder / step_file_name(step), frame.select(*ROLLOUT_SCHEMA))
+                with writing(out):
+                    write_frame(folder / step_file_name(step), frame.select(*ROLLOUT_SCHEMA))
                 report.steps += 1
                 report.responses += frame.height
         if not report.responses:
@@ -163,7 +164,7 @@ def _one_of_each(frame: pl.DataFrame, report: MergeReport) -> pl.DataFrame:
         raise DataError(
             f"response {first['response_index']} of {first['model']!r}, step {first['step']}, prompt "
             f"{first['prompt_id']!r} differs in {columns}: {first['file']}, row {first['row']}, and {other['file']}, "
-            f"row {other['row']}; give one of the models another name with --rename"
+            f"row {other['row']}; --rename gives one of the models another name, --step-offset moves its steps"
         )
     report.identical += frame.height - different.height
     return different

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -20,6 +20,7 @@ from graftrl.rollout import Group, Prompt, Response
 
 SamplingKey = tuple[float | None, float | None, int | None]  # temperature, top_p, top_k; None where unknown
 
+_FILES_AT_ONCE = 128
 _CATALOG = ("model", "step", "temperature", "top_p", "top_k", "tokenizer_fingerprint")
 
 
@@ -44,7 +45,7 @@ class RolloutLog:
         self.name = ", ".join(str(each) for each in paths)
         for file in self.files:
             check_file(file)
-        self._catalog = pl.concat([self._catalog_of(index, file) for index, file in enumerate(self.files)])
+        self._catalog = self._read_catalog()
         if not self._catalog.height:
             raise DataError(f"{self.name}: the log is empty: no file holds a response")
         self.models: tuple[str, ...] = tuple(self._catalog["model"].unique(maintain_order=True))
@@ -65,27 +66,13 @@ class RolloutLog:
     def group_index(self, model: str) -> pl.DataFrame:
         """One row per group: step (int32), prompt_id (string), n (responses, uint32), k (of reward 1, uint32).
 
-        In order of steps, within a step in the order of the log. No text is read.
+        In the order of steps and, within a step, of prompt ids. No text is read.
 
         Raises:
             DataError: a response without a reward.
         """
         if model not in self._group_index:
-            keys = ("step", "prompt_id")
-            parts = []
-            for file in self._files_of(self._of(model)):
-                counts = [pl.len().alias("n"), (pl.col("reward") == 1.0).sum().alias("k")]
-                ungraded = pl.col("reward").is_null().sum().alias("ungraded")
-                query = pl.scan_parquet(file).filter(pl.col("model") == model).group_by(keys, maintain_order=True)
-                part = collect(file, query.agg(*counts, ungraded))
-                if part["ungraded"].sum() or part["prompt_id"].null_count():
-                    raise DataError(
-                        f"{file}: {model!r} has responses without a reward or prompt_id; "
-                        f"'graftrl logs validate {file}' lists them"
-                    )
-                parts.append(part.drop("ungraded"))
-            whole = pl.concat(parts).group_by(keys, maintain_order=True).agg(pl.col("n").sum(), pl.col("k").sum())
-            self._group_index[model] = whole.sort("step", maintain_order=True)
+            self._group_index[model] = self._count(model)
         return self._group_index[model]
 
     def groups(self, model: str, keys: Sequence[tuple[int, str]]) -> dict[tuple[int, str], Group]:
@@ -139,12 +126,40 @@ class RolloutLog:
     def _files_of(self, catalog: pl.DataFrame) -> list[Path]:
         return [self.files[index] for index in catalog["file"].unique().sort()]
 
-    @staticmethod
-    def _catalog_of(index: int, file: Path) -> pl.DataFrame:
-        rows = collect(file, pl.scan_parquet(file).select(_CATALOG).unique(maintain_order=True))
-        if rows["model"].null_count() or rows["step"].null_count():
+    def _read_catalog(self) -> pl.DataFrame:
+        """Which models, steps, sampling settings and tokenizers occur in which file (its index in `files`)."""
+        rows: list[tuple[Any, ...]] = []  # small frames cut out of large ones would keep those in memory
+        for part in scan_many(self.files, lambda frame: frame.select("file", *_CATALOG).unique(maintain_order=True)):
+            rows += part.rows()
+        schema = {"file": pl.String(), **{name: ROLLOUT_SCHEMA[name] for name in _CATALOG}}
+        found = pl.DataFrame(rows, schema=schema, orient="row")
+        nameless = found.filter(pl.col("model").is_null() | pl.col("step").is_null())
+        if nameless.height:
+            file = nameless["file"][0]
             raise DataError(f"{file}: rows without a model or step; 'graftrl logs validate {file}' lists them")
-        return rows.with_columns(file=pl.lit(index))
+        indices = {str(file): index for index, file in enumerate(self.files)}
+        return found.with_columns(pl.col("file").replace_strict(indices, return_dtype=pl.Int64))
+
+    def _count(self, model: str) -> pl.DataFrame:
+        keys = ["step", "prompt_id"]
+        counts = [pl.len().alias("n"), (pl.col("reward") == 1.0).sum().alias("k")]
+        counts.append(pl.col("reward").is_null().sum().alias("ungraded"))
+
+        def query(frame: pl.LazyFrame) -> pl.LazyFrame:
+            of_model = frame.filter(pl.col("model") == model).select(*keys, "reward", "file")
+            return of_model.group_by(keys).agg(*counts, pl.col("file").first())
+
+        parts = []
+        for part in scan_many(self._files_of(self._of(model)), query):
+            bad = part.filter((pl.col("ungraded") > 0) | pl.col("prompt_id").is_null())
+            if bad.height:
+                file = bad["file"][0]
+                raise DataError(
+                    f"{file}: {model!r} has responses without a reward or prompt_id; "
+                    f"'graftrl logs validate {file}' lists them"
+                )
+            parts.append(part.drop("ungraded", "file"))
+        return pl.concat(parts).group_by(keys).agg(pl.col("n", "k").sum()).sort(keys)
 
 
 def log_files(path: Path) -> list[Path]:
@@ -207,10 +222,36 @@ def _named(file: Path) -> Iterator[None]:
         raise DataError(f"{file}: torn or not a Parquet file ({reason})") from error
 
 
-def collect(file: Path, query: pl.LazyFrame, engine: Literal["auto", "streaming"] = "auto") -> pl.DataFrame:
+def collect(file: Path, query: pl.LazyFrame) -> pl.DataFrame:
     """The result of a query on one file. Raises DataError naming the file where it cannot be decoded."""
     with _named(file):
-        return query.collect(engine=engine)
+        return query.collect()
+
+
+def scan_many(files: Sequence[Path], query: Callable[[pl.LazyFrame], pl.LazyFrame]) -> Iterator[pl.DataFrame]:
+    """The results of a query on batches of files, streamed: in memory are a few row groups and the result.
+
+    Args:
+        files: checked by `check_file`.
+        query: reads the columns of a rollout log and `file`, the path of the row's file.
+
+    Raises:
+        DataError: naming the file that cannot be decoded.
+    """
+    for start in range(0, len(files), _FILES_AT_ONCE):
+        batch = list(files[start : start + _FILES_AT_ONCE])
+        try:
+            yield _streamed(batch, query)
+        except (pl.exceptions.PolarsError, OSError):
+            for file in batch:
+                with _named(file):
+                    _streamed([file], query)
+            raise
+
+
+def _streamed(files: list[Path], query: Callable[[pl.LazyFrame], pl.LazyFrame]) -> pl.DataFrame:
+    frame = pl.scan_parquet(files, schema=ROLLOUT_SCHEMA, extra_columns="ignore", include_file_paths="file")
+    return query(frame).collect(engine="streaming")
 
 
 def _wanted_rows(scan: pl.LazyFrame, model: str, wanted: pl.DataFrame) -> pl.DataFrame:

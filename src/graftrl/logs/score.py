@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from graftrl.errors import DataError
 from graftrl.exchange import Rejected, encode_response
 from graftrl.logs.checks import SAMPLING
+from graftrl.logs.folders import writing
 from graftrl.logs.reader import check_file, collect, log_files
 from graftrl.logs.rollouts import ROLLOUT_SCHEMA, write_frame
 from graftrl.policies.config import SamplingSettings
@@ -71,7 +72,8 @@ def score_log(path: Path, policy: HFPolicy, model: str | None = None, out: Path 
             new = _score_rows(file, rows, policy, result)
             frame = frame.with_row_index("row", offset=1).update(new, on="row").drop("row")
         if result.scored or not target.exists():
-            write_frame(target, frame)
+            with writing(target):
+                write_frame(target, frame)
         if rows.height:
             yield result
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import polars as pl
 
-from graftrl.logs.reader import RolloutLog, collect
+from graftrl.logs.reader import RolloutLog, scan_many
 from graftrl.logs.rollouts import SCHEMA_VERSION
 
 
 def summarize(path: Path) -> dict[str, Any]:
-    """Counts by model as plain values, ready for JSON. Reads file by file.
+    """Counts by model as plain values, ready for JSON. The log is streamed.
 
     Raises:
         DataError: see `RolloutLog`.
@@ -29,10 +29,7 @@ def summarize(path: Path) -> dict[str, Any]:
         pl.col("token_ids").list.len().sum().alias("tokens"),
     ]
     columns = [*keys, "reward", "logprobs", "token_ids"]
-    parts = [
-        collect(file, pl.scan_parquet(file).select(columns).group_by(keys).agg(counts), engine="streaming")
-        for file in log.files
-    ]
+    parts = scan_many(log.files, lambda frame: frame.select(columns).group_by(keys).agg(counts))
     whole = pl.concat(parts)
     return {
         "path": str(path),
