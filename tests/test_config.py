@@ -72,6 +72,28 @@ def test_impossible_combinations_are_refused():
     )
 
 
+def test_a_stored_peer_counts_for_methods_that_need_two_and_survives_a_round_trip():
+    one, peers = {"A": {"path": "a"}}, {"B": {"log": ["runs/x", "runs/y"], "match": "prompt", "choose": "random"}}
+    recipe = parse_recipe(content(models=one, peers=peers), "r.yaml")
+    assert [str(path) for path in recipe.peers["B"].log] == ["runs/x", "runs/y"] and recipe.peers["B"].model is None
+    assert parse_recipe(yaml.safe_load(dump_recipe(recipe)), "again") == recipe
+    short = parse_recipe(content(models=one, peers={"B": {"log": "runs/x"}}), "r.yaml").peers["B"]
+    assert ([str(path) for path in short.log], short.match, short.choose) == (["runs/x"], "step_and_prompt", "newest")
+
+
+def test_peers_that_cannot_work_are_refused():
+    def refused(name="B", **peer):
+        return refusal(peers={name: peer})
+
+    assert "'A' is the name of a model and of a peer" in refused("A", log="x")
+    assert "letters, digits" in refused("B->A", log="x")
+    assert "peers.B.log: is missing" in refused(model="B")
+    assert "peers.B.log: name a run folder" in refused(log=[]) and "name a run folder" in refused(log=3)
+    assert "set match to 'prompt'" in refused(log="x", choose="random")
+    assert "peers.B.chose: unknown key; did you mean 'choose'?" in refused(log="x", chose="random")
+    assert "peers.B.match" in refused(log="x", match="step")
+
+
 def test_missing_sections_are_named():
     recipe = content()
     del recipe["task"]

@@ -142,6 +142,44 @@ def test_other_merges_vocabulary_special_tokens_or_normalizer_make_another_token
     assert not any(same_tokenizer(base, other) for other in others)
 
 
+# A source whose tokenizer is not at hand
+
+
+@given(text=st.text(min_size=1).filter(lambda text: "�" not in text and "<|" not in text))
+def test_recorded_text_gives_what_the_sources_tokenizer_would(text, source, receiver):
+    ids = [*ids_of(text, source), source.eos_token_id]
+    options = {"receiver_eos_id": receiver.eos_token_id, "max_tokens": 1000, "same_vocabulary": False}
+    stored = retokenize(ids, "stop", None, receiver, text=text, **options)
+    live = retokenize(ids, "stop", source, receiver, **options)
+    assert isinstance(stored, Retokenized) and isinstance(live, Retokenized)
+    assert list(stored.token_ids) == list(live.token_ids) and stored.ends_with_eos
+
+
+def test_recorded_ids_of_the_same_tokenizer_are_reused_untouched(source):
+    spelled = [token for character in TEXT for token in ids_of(character, source)]
+    options = {"receiver_eos_id": source.eos_token_id, "max_tokens": 1000, "same_vocabulary": True, "text": TEXT}
+    assert list(retokenize(spelled, "length", None, source, **options).token_ids) == spelled
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("42 �", "replacement character"),
+        ("a \ud83d", "not encodable"),
+        ("so <|im_end|> 42", "special token"),
+        ("", "empty"),
+    ],
+)
+def test_recorded_text_is_rejected_by_the_same_rules(receiver, text, reason):
+    options = {"receiver_eos_id": receiver.eos_token_id, "max_tokens": 99, "same_vocabulary": False}
+    assert retokenize([5, 6], "length", None, receiver, text=text, **options) == Rejected(reason)
+
+
+def test_without_tokenizer_and_text_nothing_is_guessed(receiver):
+    with pytest.raises(ValueError, match="text and same_vocabulary must be given"):
+        retokenize([5, 6], "length", None, receiver, receiver_eos_id=0, max_tokens=99, same_vocabulary=False)
+
+
 # Rejections
 
 

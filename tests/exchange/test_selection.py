@@ -215,6 +215,77 @@ def test_tied_peers_are_drawn_about_equally_often():
     assert all(abs(count - 1000) < 5 * (3000 * (1 / 3) * (2 / 3)) ** 0.5 for count in drawn.values())
 
 
+# Peers that only give, and groups of unequal size
+
+
+@given(tables(), options, st.booleans())
+def test_naming_every_model_a_receiver_changes_nothing(table, option, balanced):
+    successes, n = table
+    assert select_complementary(
+        successes, n, balanced=balanced, receivers=list(successes), **option
+    ) == select_complementary(successes, n, balanced=balanced, **option)
+
+
+@given(tables(), options)
+def test_a_single_receiver_keeps_all_candidates(table, option):
+    successes, n = table
+    only = select_complementary(successes, n, receivers=["A"], **option)
+    everything = select_complementary(successes, n, balanced=False, **option)
+    assert only == {"A": everything["A"]}
+
+
+@given(tables(fewest=3), options)
+def test_balance_counts_receivers_alone(table, option):
+    successes, n = table
+    candidates = reference_candidates(successes, n, option["admit_all_success"])
+    m = min(len(candidates[receiver]) for receiver in "AB")
+    selected = select_complementary(successes, n, receivers=("A", "B"), **option)
+    assert list(selected) == ["A", "B"]
+    for receiver in "AB":
+        counts = {q: k for q, (_, k) in candidates[receiver].items()}
+        assert set(selected[receiver]) == first_with_ties(counts, m)
+
+
+@given(tables(), options, st.booleans())
+def test_sizes_that_equal_the_group_size_change_nothing(table, option, balanced):
+    successes, n = table
+    sizes = {model: dict.fromkeys(counts, n) for model, counts in successes.items()}
+    assert select_complementary(successes, n, balanced=balanced, sizes=sizes, **option) == select_complementary(
+        successes, n, balanced=balanced, **option
+    )
+
+
+def test_a_stored_group_is_mixed_by_its_own_size():
+    successes = {"A": {"q0": 0, "q1": 0, "q2": 0, "q3": 0}, "B": {"q0": 4, "q1": 9, "q2": 16, "q3": 1}}
+    sizes = {"B": {"q0": 4, "q1": 16, "q2": 16, "q3": 1}}  # the receiver's groups have 8
+    assert complementary_candidates(successes, 8, receivers=["A"], sizes=sizes) == {"A": {"q1": ("B", 9)}}
+    every = complementary_candidates(successes, 8, receivers=["A"], sizes=sizes, admit_all_success=True)
+    assert every["A"] == {"q0": ("B", 4), "q1": ("B", 9), "q2": ("B", 16)}  # one response has no contrast at any k
+
+
+def test_groups_of_unequal_size_are_ranked_by_success_rate():
+    successes = {"A": {"q0": 0, "q1": 0, "q2": 0, "q3": 2}, "B": {"q0": 3, "q1": 2, "q2": 2, "q3": 0}, "C": {"q0": 4}}
+    sizes = {"B": {"q0": 8, "q1": 4, "q2": 8, "q3": 8}, "C": {"q0": 16}}
+    candidates = complementary_candidates(successes, 8, sizes=sizes)
+    assert candidates["A"]["q0"] == ("B", 3)  # 3 of 8 beat 4 of 16
+    selected = select_complementary(successes, 8, receivers=["A", "B"], sizes=sizes)
+    assert selected == {"A": {"q1": "B"}, "B": {"q3": "A"}}  # m = 1: 2 of 4 beat 3 of 8
+
+
+def test_equal_rates_of_unequal_groups_tie():
+    successes = {"A": {"q0": 0, "q1": 0, "q2": 1}, "B": {"q0": 1, "q1": 3, "q2": 0}}
+    sizes = {"B": {"q0": 3, "q1": 9}}  # 1/3 and 3/9
+    assert select_complementary(successes, 8, sizes=sizes)["A"] == {"q0": "B", "q1": "B"}
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 40))
+def test_a_rate_does_not_depend_on_how_often_a_group_is_counted(k, n, times):
+    k, n = min(k, n), max(k, n) + 1
+    successes = {"A": {"q0": 0, "q1": 0, "q2": 1}, "B": {"q0": k, "q1": k * times, "q2": 0}}
+    sizes = {"B": {"q0": n, "q1": n * times}}
+    assert select_complementary(successes, 8, sizes=sizes)["A"] == {"q0": "B", "q1": "B"}
+
+
 # Refusals
 
 
@@ -228,6 +299,16 @@ def test_count_outside_the_group_is_refused_with_its_place(k):
 def test_group_without_a_possible_contrast_is_refused(group_size):
     with pytest.raises(ValueError, match="at least 2 responses"):
         select_complementary({"A": {}, "B": {}}, group_size)
+
+
+def test_a_count_beyond_a_stored_groups_own_size_is_refused():
+    with pytest.raises(ValueError, match="'B', prompt 'q0': 5 successes in a group of 4"):
+        select_complementary({"A": {"q0": 0}, "B": {"q0": 5}}, 8, receivers=["A"], sizes={"B": {"q0": 4}})
+
+
+def test_overlap_of_receivers_counts_peers_that_only_give():
+    successes = {"A": {"q0": 0, "q1": 0}, "B": {"q0": 1}}
+    assert all_fail_overlap(successes, receivers=["A"]) == {"B->A": {"all_fail_prompts": 2, "solved_by_peer": 0.5}}
 
 
 def test_overlap_is_the_share_of_a_receivers_all_fail_prompts_that_a_source_solves():

@@ -51,7 +51,7 @@ class StoredPeer:
 
     def __init__(self, name: str, settings: PeerSettings, seed: int) -> None:
         self.name, self.settings, self.seed = name, settings, seed
-        self.logs = [RolloutLog(path) for path in settings.logs]
+        self.logs = [RolloutLog(path) for path in settings.log]
         self.models = [self._model_in(log) for log in self.logs]
         self.notes: list[str] = []
         self._groups_of: dict[object, list[Stored]] = {}  # per key, oldest first
@@ -230,7 +230,7 @@ class StoredPeer:
 
     @property
     def _where(self) -> str:
-        return ", ".join(str(path) for path in self.settings.logs)
+        return ", ".join(str(path) for path in self.settings.log)
 
     def _model_in(self, log: RolloutLog) -> str:
         if self.settings.model is not None:
