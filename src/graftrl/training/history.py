@@ -20,7 +20,8 @@ class History:
         self._kept: dict[tuple[str, int], list[Group]] = {}
 
     def __call__(self, model: str, steps: range) -> list[Group]:
-        """The model's groups of these finished steps, oldest first, each with its `log_step`; prompts have no metadata.
+        """The model's groups of these finished steps, oldest first and in a step by prompt id, each with its `log_step`.
+        Prompts have no metadata.
 
         Raises:
             DataError: a rollout file that is missing, torn or not usable.
