@@ -20,7 +20,7 @@ class History:
         self._kept: dict[tuple[str, int], list[Group]] = {}
 
     def __call__(self, model: str, steps: range) -> list[Group]:
-        """The model's groups of these finished steps, oldest first and in a step by prompt id, each with its `log_step`.
+        """The model's groups of these finished steps, by step and then prompt id, each with its `log_step`.
         Prompts have no metadata.
 
         Raises:
