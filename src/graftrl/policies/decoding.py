@@ -22,7 +22,7 @@ from torch.nn.functional import embedding, linear, rms_norm
 from transformers.cache_utils import Cache, DynamicLayer
 
 from graftrl.policies.logprobs import compute_dtype
-from graftrl.policies.prefix import cache_argument
+from graftrl.policies.prefix import cache_argument, probe_ids
 
 _LLAMA_SHAPED = ("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model")
 _FIXED_ROPE = ("default", "linear", "llama3", "yarn")  # frequencies that do not depend on the sequence's length
@@ -305,8 +305,7 @@ def llama_shaped(decoder: nn.Module) -> bool:
 @torch.no_grad()
 def agreement(decoder: nn.Module, tokens: int = 12) -> float:
     """Largest relative difference of the final hidden states between the two ways on a padded batch of a few ids."""
-    vocabulary = int(decoder.config.get_text_config().vocab_size)  # type: ignore[operator, union-attr]
-    ids = np.arange(2 * tokens, dtype=np.int64).reshape(2, tokens) * 7919 % vocabulary
+    ids = probe_ids(decoder, 2, tokens)
     prompts = [ids[0, : tokens // 2], ids[1, : tokens // 2 - 2]]
     device = next(decoder.parameters()).device
     found = []

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
@@ -98,9 +99,8 @@ def keeps_plain_cache(decoder: nn.Module) -> bool:
 @torch.no_grad()
 def sharing_difference(decoder: nn.Module, tokens: int = 6) -> float:
     """Largest relative difference of final hidden states between shared prompts and whole rows, on a few ids."""
-    config: Any = decoder.config
     device = next(decoder.parameters()).device
-    ids = np.arange(3 * 2 * tokens, dtype=np.int64).reshape(3, 2 * tokens) * 7919 % config.get_text_config().vocab_size
+    ids = probe_ids(decoder, 3, 2 * tokens)
     ids[1, :tokens] = ids[0, :tokens]
     rows = [
         Row(str(b), ids[b, :start], ids[b, start:], 0.0, "own", "")
@@ -117,6 +117,14 @@ def sharing_difference(decoder: nn.Module, tokens: int = 6) -> float:
         difference = (hidden[: len(expected)] - expected).abs().max() / expected.abs().max()
         worst = max(worst, float(difference))
     return worst
+
+
+def probe_ids(decoder: nn.Module, rows: int, tokens: int) -> NDArray[np.int64]:
+    """int64 [rows, tokens], spread over the vocabulary; none is the padding's, which transformers warns about."""
+    config: Any = decoder.config
+    config = config.get_text_config()
+    ids = np.arange(rows * tokens, dtype=np.int64).reshape(rows, tokens) * 7919 % config.vocab_size
+    return np.where(ids == getattr(config, "pad_token_id", None), (ids + 1) % config.vocab_size, ids)
 
 
 def cache_argument(decoder: nn.Module) -> str:
