@@ -12,6 +12,7 @@ import typer
 
 from graftrl import __version__
 from graftrl.errors import GraftrlError
+from graftrl.lab.cli import lab
 from graftrl.logs.cli import app as logs_app
 from graftrl.probe.cli import probe
 
@@ -98,6 +99,7 @@ def grade(
 
 
 app.command()(probe)
+app.command()(lab)
 
 
 def _train_in(folder: RunFolder, quiet: bool) -> None:

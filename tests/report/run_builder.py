@@ -43,6 +43,7 @@ def metrics_line(step: int, exchange: Mapping[str, Any], grafted_tokens: int = 0
     return {
         "step": step, "models": {"A": model, "B": model}, "exchange": dict(exchange), "step_s": 1.0,
         "wall_s": float(step), "phase_s": {"sampling": 0.5, "training": 0.25},
+        "cost": {"sampled_tokens": 40 * step, "trained_tokens": 20 * step, "passed_tokens": 60 * step},
     }  # fmt: skip
 
 
@@ -94,7 +95,9 @@ def make_run(
         write_evaluation(root, 0, {"A": before, "B": before})
     if finals is not None:
         results = {model: {"pass_at_1": score, "samples": 1} for model, score in finals.items()}
-        run.write_json(run.step_file("evaluations", steps), {"step": steps, "results": results, "successes": {}})
+        successes: dict[str, Any] = {model: {} for model in finals}
+        content = {"step": steps, "results": results, "successes": successes}
+        run.write_json(run.step_file("evaluations", steps), content)
     return root
 
 

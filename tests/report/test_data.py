@@ -7,16 +7,19 @@ from run_builder import make_run
 
 from graftrl.errors import RunError
 from graftrl.report.data import (
+    Run,
     clipping_table,
     complementarity_table,
     cost_table,
     example_grafts,
     exchange_table,
+    join_runs,
     methods_of,
     phase_table,
     read_runs,
     score_table,
     scores,
+    validation_table,
 )
 
 NO_GATE = {"name": "graft", "weighting": "none"}
@@ -123,3 +126,25 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("a: [")
     with pytest.raises(RunError, match="cannot be read"):
         read_runs([tmp_path])
+
+
+def _of_one_model(run: Run, model: str) -> Run:
+    return Run(run.folder, {**run.config, "models": {model: run.config["models"][model]}}, run.method)
+
+
+def test_runs_of_different_models_read_as_one(tmp_path: Path) -> None:
+    """Of A's run only A counts, of B's only B; seconds and tokens are summed, step by step."""
+    of_a = make_run(tmp_path / "a", "grpo", 0, {"A": 0.5, "B": 0.1}, before={"v1": 1, "v2": 0}, steps=3)
+    of_b = make_run(tmp_path / "b", "grpo", 0, {"A": 0.2, "B": 0.7}, before={"v1": 1, "v2": 1}, steps=3)
+    (a,), (b,) = read_runs([of_a]), read_runs([of_b])
+    joined = join_runs([_of_one_model(a, "A"), _of_one_model(b, "B")])
+    assert joined.models == ["A", "B"]
+    assert (joined.method, joined.seed, joined.last_step) == ("grpo", 0, 3)
+    assert joined.metrics[1]["wall_s"] == 4.0
+    assert joined.metrics[1]["cost"] == {"sampled_tokens": 160, "trained_tokens": 80, "passed_tokens": 240}
+    assert cost_table([joined])["passed_tokens"].item() == 3 * 2 * 30
+    finals = validation_table([joined]).filter(step=3).select("model", "pass_at_1").rows()
+    assert finals == [("A", 0.5), ("B", 0.7)]
+    assert set(joined.evaluations) == {0, 3}
+    assert complementarity_table([joined]).rows() == complementarity_table([a]).rows()
+    assert join_runs([a]) is a

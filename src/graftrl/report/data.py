@@ -80,6 +80,75 @@ class Run:
         return self.evaluations.get(self.last_step)
 
 
+@dataclass(frozen=True)
+class JoinedRun(Run):
+    """Runs of one method and seed that trained different models, read as one run of all these models.
+
+    Of each part its own models count. Costs, seconds and token counts are summed over the parts, step by step; the
+    steps are those that all parts have.
+    """
+
+    parts: tuple[Run, ...] = ()
+
+    @property
+    def models(self) -> list[str]:
+        return [model for part in self.parts for model in part.models]
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "step": lines[0]["step"],
+                "models": {
+                    model: line["models"][model]
+                    for part, line in zip(self.parts, lines, strict=True)
+                    for model in part.models
+                },
+                "exchange": {direction: counts for line in lines for direction, counts in line["exchange"].items()},
+                "step_s": sum(line["step_s"] for line in lines),
+                "wall_s": sum(line["wall_s"] for line in lines),
+                "phase_s": _summed([line["phase_s"] for line in lines]),
+                "cost": _summed([line["cost"] for line in lines]),
+            }
+            for lines in zip(*(part.metrics for part in self.parts), strict=False)
+        ]
+
+    @property
+    def rollouts(self) -> pl.LazyFrame | None:
+        frames = [
+            part.rollouts.filter(pl.col("model").is_in(part.models)) for part in self.parts if part.rollouts is not None
+        ]
+        return pl.concat(frames) if frames else None
+
+    @property
+    def transfers(self) -> pl.LazyFrame | None:
+        frames = [part.transfers for part in self.parts if part.transfers is not None]
+        return pl.concat(frames) if frames else None
+
+    @cached_property
+    def evaluations(self) -> dict[int, dict[str, Any]]:
+        steps = [step for step in self.parts[0].evaluations if all(step in part.evaluations for part in self.parts)]
+        return {
+            step: {
+                "step": step,
+                **{
+                    kind: {model: part.evaluations[step][kind][model] for part in self.parts for model in part.models}
+                    for kind in ("results", "successes")
+                },
+            }
+            for step in steps
+        }
+
+
+def join_runs(runs: Sequence[Run]) -> Run:
+    """One run of all models that some runs of one method and seed trained; a single run is returned as it is."""
+    if len(runs) == 1:
+        return runs[0]
+    first = runs[0]
+    models = {model: settings for run in runs for model, settings in run.config["models"].items()}
+    return JoinedRun(first.folder, {**first.config, "models": models}, first.method, tuple(runs))
+
+
 def read_runs(folders: Sequence[Path]) -> list[Run]:
     """The runs of some folders, labelled: `grpo`, or `graft (weighting=none)` where runs of one method differ.
 
@@ -448,6 +517,10 @@ def _read_graft(run: Run, chosen: Mapping[str, Any]) -> Graft:
 
 
 # Pieces ---------------------------------------------------------------------------------------------------------------
+
+
+def _summed(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {key: sum(each.get(key, 0) for each in counts) for key in dict.fromkeys(k for each in counts for k in each)}
 
 
 def _lazily(folder: Path) -> pl.LazyFrame | None:

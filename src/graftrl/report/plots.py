@@ -31,7 +31,7 @@ from graftrl.report.data import (
 )
 
 SMOOTHING = 5
-COLORS = ("#4c86d6", "#e07b2d", "#2a9d72", "#a868c9", "#c9506b", "#8f8a2b", "#3a9fb5", "#8a7260")
+COLORS = ("#4c86d6", "#e07b2d", "#2a9d72", "#a868c9", "#c9506b", "#8f8a2b", "#3a9fb5", "#8a7260", "#5b5fc7", "#d98cae")
 SUCCESS, FAILURE, MUTED = "#2a9d8f", "#e0703f", "#8b94a3"
 INK = "#010203"  # stands for the page's text colour; replaced when the SVG is written
 _PANEL = (4.6, 2.9)  # inches
@@ -170,6 +170,21 @@ def phases(runs: Sequence[Run]) -> str:
     axis.set(xlabel="seconds")
     axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.03))
     return to_svg(figure, "phases")
+
+
+def entropy(runs: Sequence[Run]) -> str:
+    """Entropy along a model's own responses, a panel per model."""
+    learning = learning_table(runs)
+    models = models_of(runs)
+    figure, axes = panels(len(models))
+    for axis, model in zip(axes, models, strict=True):
+        for method, color in _colors(runs).items():
+            _curve(axis, learning.filter(model=model, method=method), "entropy", color, method)
+        axis.set(title=f"model {model}", xlabel="step")
+    axes[0].set_ylim(bottom=0)
+    axes[0].set_ylabel("entropy, nats per token")
+    axes[-1].legend(loc="upper right")
+    return to_svg(figure, "entropy")
 
 
 # Pieces, also for pages other than the report -------------------------------------------------------------------------

@@ -1,0 +1,53 @@
+"""Plots of the laboratory's pages that a run's report does not have, each an SVG element made from plain numbers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+from graftrl.report.plots import COLORS, INK, MUTED, panels, to_svg
+
+Point = tuple[float, float]
+
+
+def selection_curves(curves: Mapping[str, Mapping[str, tuple[Sequence[Point], Point]]]) -> str:
+    """Validation scores by step, `{model: {method: (points, star)}}`, a panel per model; a star marks the selected
+    checkpoint."""
+    figure, axes = panels(len(curves))
+    for axis, (model, of_method) in zip(axes, curves.items(), strict=True):
+        for (method, (points, star)), color in zip(of_method.items(), itertools.cycle(COLORS), strict=False):
+            axis.plot(*zip(*points, strict=True), color=color, linewidth=1.6, label=method)
+            axis.plot(*star, "*", color=color, markersize=12, markeredgecolor=INK, markeredgewidth=0.6)
+        axis.set(title=f"model {model}", xlabel="step")
+    axes[0].set_ylim(0, 1)
+    axes[0].set_ylabel("validation pass@1")
+    axes[-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.03))
+    return to_svg(figure, "selection")
+
+
+def score_against_cost(
+    costs: Mapping[str, Mapping[str, tuple[float, float, float | None]]], line: Sequence[str], label: str
+) -> str:
+    """Score against costs, `{cost: {method: (cost, score, half_width)}}`, a panel per cost.
+
+    Args:
+        line: methods whose points are joined, in this order. label: of the score.
+    """
+    figure, axes = panels(len(costs))
+    for axis, (cost, points) in zip(axes, costs.items(), strict=True):
+        joined = [points[method][:2] for method in line if method in points]
+        if len(joined) > 1:
+            axis.plot(*zip(*joined, strict=True), "--", color=MUTED, linewidth=1.2, zorder=1)
+        for (method, (x, y, half)), color in zip(points.items(), itertools.cycle(COLORS), strict=False):
+            axis.errorbar(x, y, yerr=half or 0.0, fmt="o", color=color, capsize=3, label=method)
+        axis.set(xlabel=cost, xlim=(0, None))
+    axes[0].set_ylabel(label)
+    axes[-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.03))
+    return to_svg(figure, "cost")
+
+
+def standalone(svg: str) -> str:
+    """An `<svg>` element as a file of its own: dark text on white, whatever the page around it."""
+    names = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    text = svg.replace("currentColor", "#1d2430")
+    return text.replace("<svg", f'<svg {names} style="background:#fff"', 1) + "\n"

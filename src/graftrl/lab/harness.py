@@ -1,0 +1,283 @@
+"""`graftrl lab`: train what a study needs, then write its page and the raw numbers."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from graftrl import __version__
+from graftrl.errors import ConfigError, RunError
+from graftrl.lab.jobs import duration, finished_steps, run_jobs
+from graftrl.lab.pages import SELECTION_RULE, Page, render
+from graftrl.lab.pairs import REGIMES, Pair
+from graftrl.lab.plan import (
+    WARMUP_S,
+    Cell,
+    Laboratory,
+    RunKey,
+    cells_of,
+    expected_seconds,
+    missing_models,
+    pairs_named,
+    runs_of,
+    total_seconds,
+)
+from graftrl.lab.results import COLUMNS, DETAILS, Result, read_result, rows, to_csv
+from graftrl.lab.studies import SEEDS, STUDIES, Study
+from graftrl.report.plots import require_matplotlib
+from graftrl.training.run_folder import write_text
+
+DOCS = Path("docs/results")
+
+
+@dataclass(frozen=True)
+class Options:
+    """seeds, pairs, steps: None for the study's own. out: where results go; by default `docs/results`, or `results` in
+    the folder of runs if seeds, pairs or steps were reduced."""
+
+    recipe: Path = Path("recipes/quickstart.yaml")
+    root: Path = Path("runs/lab")
+    out: Path | None = None
+    seeds: int | None = None
+    pairs: tuple[str, ...] = ()
+    steps: int | None = None
+    workers: int = 2
+    corrected: bool = True
+
+    def as_flags(self) -> str:
+        """What differs from the defaults, as it is typed."""
+        default = Options()
+        flags = [
+            f"--{name} {value}"
+            for name in ("recipe", "out", "seeds", "steps", "workers")
+            if (value := getattr(self, name)) != getattr(default, name)
+        ]
+        if self.root != default.root:
+            flags.append(f"--run {self.root}")
+        if self.pairs:
+            flags.append(f"--pairs {','.join(self.pairs)}")
+        if not self.corrected:
+            flags.append("--no-holm")
+        return "".join(f" {flag}" for flag in flags)
+
+
+@dataclass(frozen=True)
+class _Planned:
+    study: Study
+    pairs: list[Pair]
+    cells: list[Cell]
+
+
+def list_runs(names: Sequence[str], options: Options, console: Console | None = None) -> None:
+    """`--dry-run`: every run with its state and expected time, and the time of all that is missing."""
+    console = console or Console()
+    lab, planned = _plan(names, options)
+    keys = runs_of(cell for each in planned for cell in each.cells)
+    expected = expected_seconds(lab, keys)
+    table = Table(box=box.SIMPLE, show_edge=False, pad_edge=False)
+    for column in ("run", "state", "folder"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("expected", justify="right", no_wrap=True)
+    for key in keys:
+        lab.job(key, expected[key])  # refuses what cannot be planned
+        state = _state(lab, key)
+        table.add_row(key.name, state, str(lab.folder(key)), "" if state == "finished" else duration(expected[key]))
+    if not console.is_terminal:
+        console.width = 200  # a pipe has no width; a folder's name must not be cut
+    console.print(table)
+    models = missing_models(lab, keys)
+    for regime, of_regime in models.items():
+        console.print(f"to be warmed up: {', '.join(of_regime)} in regime {regime}", highlight=False)
+    warm_s = sum(WARMUP_S * -(-len(of_regime) // options.workers) for of_regime in models.values())
+    finished = sum(lab.is_finished(key) for key in keys)
+    console.print(
+        f"{len(keys)} runs, {finished} finished; about "
+        f"{duration(total_seconds(expected, lab, options.workers) + warm_s)} with {options.workers} workers",
+        highlight=False,
+    )
+
+
+def run_lab(
+    names: Sequence[str], options: Options, console: Console | None = None, tables_only: bool = False
+) -> list[Path]:
+    """Train what is missing (unless `tables_only`), then write pages and raw numbers; returns the pages.
+
+    Finished runs are never repeated and interrupted ones continued. A run that fails does not stop the others: pages
+    are written from what there is, then RunError is raised.
+
+    Raises:
+        ConfigError: an unknown study or pair; a recipe without the laboratory's task; no matplotlib.
+        RunError: some runs failed, or a folder holds a run of other settings.
+    """
+    console = console or Console()
+    require_matplotlib()
+    lab, planned = _plan(names, options)
+    keys = runs_of(cell for each in planned for cell in each.cells)
+    failure: RunError | None = None
+    if not tables_only:
+        failure = _train(lab, keys, options, console)
+    out = options.out or (lab.root / "results" if _is_reduced(lab, planned) else DOCS)
+    known: dict[Cell, Result | None] = {}
+    pages = [_write_page(lab, each, options, out, known, console) for each in planned]
+    _write_numbers(lab, planned, out, known, console)
+    if failure is not None:
+        raise failure
+    return pages
+
+
+def _plan(names: Sequence[str], options: Options) -> tuple[Laboratory, list[_Planned]]:
+    lab = Laboratory(options.recipe, options.root, options.steps)
+    chosen = list(STUDIES) if list(names) == ["all"] else list(dict.fromkeys(names))
+    unknown = [name for name in chosen if name not in STUDIES]
+    if unknown:
+        raise ConfigError(f"unknown study {unknown[0]!r}; there are {', '.join(STUDIES)}, or all")
+    if lab.steps < 1:
+        raise ConfigError("--steps must be at least 1")
+    planned = []
+    for name in chosen:
+        study = STUDIES[name]
+        pairs = pairs_named(options.pairs or study.pairs)
+        planned.append(_Planned(study, pairs, cells_of(study, pairs, options.seeds or SEEDS)))
+    return lab, planned
+
+
+def _is_reduced(lab: Laboratory, planned: Sequence[_Planned]) -> bool:
+    whole = {cell for each in planned for cell in cells_of(each.study, pairs_named(each.study.pairs), SEEDS)}
+    return lab.reduced or not whole.issubset({cell for each in planned for cell in each.cells})
+
+
+def _state(lab: Laboratory, key: RunKey) -> str:
+    step = finished_steps(lab.folder(key))
+    return "finished" if step >= lab.steps else f"at step {step}" if step else "new"
+
+
+def _train(lab: Laboratory, keys: Sequence[RunKey], options: Options, console: Console) -> RunError | None:
+    expected = expected_seconds(lab, keys)
+    left = [key for key in keys if not lab.is_finished(key)]
+    console.print(
+        f"{len(keys)} runs, {len(left)} to be trained, {options.workers} at a time: about "
+        f"{duration(total_seconds(expected, lab, options.workers))}",
+        highlight=False,
+    )
+    for regime, models in missing_models(lab, left).items():
+        console.print(f"warming up {', '.join(models)} in regime {regime} (done once, then kept)", highlight=False)
+        REGIMES[regime].warm(lab.cache, models)
+    try:
+        run_jobs([lab.job(key, expected[key]) for key in keys], options.workers, console)
+    except RunError as error:
+        return error
+    return None
+
+
+def _write_page(
+    lab: Laboratory,
+    planned: _Planned,
+    options: Options,
+    out: Path,
+    known: dict[Cell, Result | None],
+    console: Console,
+) -> Path:
+    results = _read(lab, planned.cells, known)
+    missing = [cell for cell in planned.cells if known[cell] is None]
+    page = Page(planned.study, planned.pairs, results, options.corrected)
+    text = render(page, _lead(lab, planned, options, results), _missing(missing, planned.cells))
+    for name, svg in page.plots.items():
+        write_text(out / name, svg)
+    path = out / f"{planned.study.name}.md"
+    write_text(path, text)
+    console.print(f"{path}: {len(results)} of {len(planned.cells)} results", highlight=False, soft_wrap=True)
+    for cell in missing:
+        console.print(f"  missing: {cell.name}", highlight=False, style="yellow")
+    return path
+
+
+def _read(lab: Laboratory, cells: Sequence[Cell], known: dict[Cell, Result | None]) -> list[Result]:
+    for cell in cells:
+        if cell not in known:
+            known[cell] = read_result(lab, cell)
+    return [result for cell in cells if (result := known[cell]) is not None]
+
+
+def _write_numbers(
+    lab: Laboratory,
+    planned: Sequence[_Planned],
+    out: Path,
+    known: dict[Cell, Result | None],
+    console: Console,
+) -> None:
+    """All finished results of all studies, not only of those asked for: `lab.csv` is about the folder of runs."""
+    seeds = max([SEEDS, *(1 + cell.seed for each in planned for cell in each.cells)])
+    cells = [cell for each in planned for cell in each.cells]
+    for study in STUDIES.values():
+        cells += cells_of(study, pairs_named(study.pairs), seeds)
+    unique = sorted(dict.fromkeys(cells), key=lambda cell: (cell.pair.name, cell.method, cell.seed))
+    table = rows(_read(lab, unique, known))
+    for name, columns in (("lab.csv", COLUMNS), ("lab-details.csv", DETAILS)):
+        write_text(out / name, to_csv(table, columns))
+    console.print(f"{out / 'lab.csv'}: {len(table)} rows", highlight=False, soft_wrap=True)
+
+
+# What a page says about itself ----------------------------------------------------------------------------------------
+
+
+def _lead(lab: Laboratory, planned: _Planned, options: Options, results: Sequence[Result]) -> str:
+    training = lab.recipe.training
+    trained = sorted(_ended(result) for result in results)
+    when = f", trained between {trained[0]} and {trained[-1]}" if trained else ""
+    lines = [
+        f"Made by `graftrl lab {planned.study.name}{options.as_flags()}`, graftrl {_version()}, on {_machine()}, "
+        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC.",
+        f"Results of {len(results)} of {len(planned.cells)} combinations of pair, method and seed{when}.",
+        f"Runs: {lab.steps} steps of {training.prompts_per_step} prompts × {training.group_size} responses a model "
+        f"(unless a method says otherwise), optimizer steps of {training.minibatch_prompts} prompts; all else as in "
+        f"`{lab.recipe_path}`.",
+        f"Scores: {SELECTION_RULE}.",
+    ]
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _missing(missing: Sequence[Cell], cells: Sequence[Cell]) -> str:
+    if not missing:
+        return ""
+    named = ", ".join(cell.name for cell in missing[:20])
+    more = f" and {len(missing) - 20} more" if len(missing) > 20 else ""
+    return f"**Missing: {len(missing)} of {len(cells)} results** ({named}{more}). Everything below is without them."
+
+
+def _ended(result: Result) -> str:
+    seconds = (result.run.folder / "metrics.jsonl").stat().st_mtime
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d}"
+
+
+def _version() -> str:
+    """The package's version, and the commit where it runs from a checkout."""
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--exclude=*"],
+            cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return __version__
+    return f"{__version__} ({found.stdout.strip()})"
+
+
+def _machine() -> str:
+    return f"{_processor()}, {os.cpu_count()} cores"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,516 @@
+"""The results page of a study: Markdown tables and SVG plots, written from finished runs.
+
+What a page says in words is made from the numbers: sign, interval and significance, no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import polars as pl
+
+from graftrl.evaluation.intervals import t_interval
+from graftrl.lab import figures, paper
+from graftrl.lab.pairs import REGIMES, Pair
+from graftrl.lab.plan import EVALUATE_EVERY, SELECTION_PROMPTS, VALIDATION_PROMPTS
+from graftrl.lab.results import BOTH, Comparison, Cost, Result, compare, scores
+from graftrl.lab.studies import BASELINE, Study
+from graftrl.report import plots
+from graftrl.report.data import Run, clipping_table, exchange_table
+from graftrl.report.html import plus_minus
+
+SELECTION_RULE = (
+    f"every model is evaluated on {VALIDATION_PROMPTS} held-out prompts every {EVALUATE_EVERY} steps; the step with "
+    f"the highest pass@1 on the first {SELECTION_PROMPTS} of them is selected (the first of several, never the start), "
+    f"and the score is pass@1 of that step on the other {VALIDATION_PROMPTS - SELECTION_PROMPTS}"
+)
+
+
+@dataclass
+class Page:
+    """What a part of the page reads. corrected: verdicts use Holm's p-values. plots: file name -> SVG, filled by parts;
+    links are relative to the page."""
+
+    study: Study
+    pairs: Sequence[Pair]
+    results: Sequence[Result]
+    corrected: bool = True
+    plots: dict[str, str] = field(default_factory=dict)
+
+    def of(self, pair: Pair, method: str | None = None) -> list[Result]:
+        return [r for r in self.results if r.cell.pair == pair and method in (None, r.cell.method)]
+
+    def runs(self, pair: Pair, methods: Sequence[str] | None = None) -> list[Run]:
+        """In the study's order of methods, labelled as on the page."""
+        return [
+            replace(result.run, method=self.study.label(method))
+            for method in methods or self.study.methods
+            for result in self.of(pair, method)
+        ]
+
+    def picture(self, name: str, pair: Pair, svg: str, alternative: str) -> str:
+        file = f"{self.study.name}-{name}-{pair.name}.svg"
+        self.plots[file] = figures.standalone(svg)
+        return f"![{alternative}]({file})"
+
+    def comparisons(self, methods: Sequence[str] | None = None) -> dict[str, list[Comparison]]:
+        """By reference. What a reference was compared with before is not turned round for the next."""
+        references = self.study.references
+        given = methods or self.study.methods
+        return {
+            reference: compare(self.results, self.pairs, [m for m in given if m not in references[:i]], reference)
+            for i, reference in enumerate(references)
+        }
+
+
+Part = Callable[[Page], str]
+
+
+def render(page: Page, lead: str, tail: str = "") -> str:
+    """The page as Markdown. lead: how and where it was made. tail: what is missing."""
+    parts = [f"# {page.study.title}", page.study.question, lead, tail]
+    if page.results:
+        parts += [PARTS[name](page) for name in page.study.parts]
+    return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
+
+
+# Parts ----------------------------------------------------------------------------------------------------------------
+
+
+def verdicts(page: Page) -> str:
+    """What came out, in words, against each reference."""
+    paragraphs = ["## What came out"]
+    for reference, compared in page.comparisons().items():
+        found = [c for c in compared if c.model != BOTH]
+        if not found:
+            continue
+        tested = sum(c.test.p is not None for c in found)
+        how = f"corrected for {tested} comparisons (Holm), at 5 %" if page.corrected else "not corrected, at 5 % each"
+        paragraphs.append(f"Against `{reference}`, paired by seed, {how}:")
+        paragraphs.append(
+            "\n".join(
+                f"- {_verdict(page, method, [c for c in found if c.method == method])}"
+                for method in page.study.methods
+                if any(c.method == method for c in found)
+            )
+        )
+    return "\n\n".join(paragraphs)
+
+
+def _verdict(page: Page, method: str, found: Sequence[Comparison]) -> str:
+    """`graft`: higher on 2 of 3 models (A in A-B +0.12, ...), not distinguishable on 1 (...)."""
+    groups: dict[str, list[str]] = {}
+    for c in found:
+        where = f"{c.model} in {c.pair.name} {c.test.mean:+.3f}"
+        groups.setdefault(c.verdict(page.corrected), []).append(where)
+    order = ("higher", "lower", "not distinguishable", "not tested")
+    said = [
+        f"{verdict}{' (one seed)' if verdict == 'not tested' else ''} on {len(groups[verdict])} of {len(found)} "
+        f"({', '.join(groups[verdict])})"
+        for verdict in order
+        if verdict in groups
+    ]
+    return f"`{page.study.label(method)}`: {'; '.join(said)}."
+
+
+def score_tables(page: Page) -> str:
+    """Per pair: scores and differences to the references."""
+    study = page.study
+    compared = {
+        (c.pair.name, c.model, c.method, c.reference): c
+        for of_reference in page.comparisons().values()
+        for c in of_reference
+    }
+    header = ["model", "method", "seeds", "pass@1", "at the last step"]
+    for reference in study.references:
+        header += [f"− {reference}", "p", "p (Holm)"]
+    blocks = [
+        "## Scores",
+        "pass@1 on test prompts: mean over seeds ± half-width of the 95 % t interval, at the selected checkpoint and "
+        "at the last step. Differences (selected checkpoint) are paired by seed, with their 95 % t interval and p of "
+        "the paired t-test. `both`: mean of the two models.",
+    ]
+    for pair in page.pairs:
+        table = []
+        for model in (*pair.models, BOTH):
+            table += [
+                _score_row(page, pair, model, method, compared) for method in study.methods if page.of(pair, method)
+            ]
+        if table:
+            blocks += [f"### {pair.name}: {REGIMES[pair.regime].description}", _before(page, pair)]
+            blocks.append(markdown_table(header, table, text_columns=2))
+    return "\n\n".join(blocks)
+
+
+def _score_row(
+    page: Page,
+    pair: Pair,
+    model: str,
+    method: str,
+    compared: Mapping[tuple[str, str, str, str], Comparison],
+) -> list[str]:
+    values = scores(page.results, pair, method, model)
+    last = scores(page.results, pair, method, model, last=True)
+    row = [
+        model,
+        f"`{page.study.label(method)}`",
+        str(len(values)),
+        plus_minus(*t_interval(list(values.values()))),
+        plus_minus(*t_interval(list(last.values()))),
+    ]
+    for reference in page.study.references:
+        c = compared.get((pair.name, model, method, reference))
+        if c is None:
+            row += ["", "", ""]
+        else:
+            row += [plus_minus(c.test.mean, c.test.half_width, "+"), _p(c.test.p), _p(c.p_holm)]
+    return row
+
+
+def _before(page: Page, pair: Pair) -> str:
+    first = page.of(pair)[0]
+    return "Before training: " + ", ".join(f"{m} {o.before:.3f}" for m, o in first.outcomes.items()) + "."
+
+
+def curves(page: Page) -> str:
+    """Validation curves with the selected checkpoints."""
+    blocks = [
+        "## Validation curves",
+        f"pass@1 on the {SELECTION_PROMPTS} selection prompts, mean over seeds. Stars: mean step and mean score of the "
+        "selected checkpoints.",
+    ]
+    for pair in page.pairs:
+        panels = {}
+        for model in pair.models:
+            of_method = {}
+            for method in page.study.methods:
+                outcomes = [result.outcomes[model] for result in page.of(pair, method)]
+                if outcomes:
+                    steps = sorted(set.intersection(*(set(outcome.curve) for outcome in outcomes)))
+                    points = [(float(s), float(np.mean([outcome.curve[s] for outcome in outcomes]))) for s in steps]
+                    star = (
+                        float(np.mean([outcome.selected_step for outcome in outcomes])),
+                        float(np.mean([outcome.validation for outcome in outcomes])),
+                    )
+                    of_method[page.study.label(method)] = (points, star)
+            panels[model] = of_method
+        if any(panels.values()):
+            svg = figures.selection_curves(panels)
+            blocks.append(page.picture("curves", pair, svg, f"validation curves of {pair.name}"))
+    return "\n\n".join(blocks)
+
+
+_COSTS: dict[str, Callable[[Cost], float]] = {
+    "training, s": lambda cost: cost.wall_s,
+    "generated tokens": lambda cost: cost.generated_tokens,
+    "trained tokens": lambda cost: cost.trained_tokens,
+}
+
+
+def costs(page: Page) -> str:
+    """Per pair: what both models cost, to the selected checkpoints and in whole."""
+    blocks = [
+        "## Cost of both models",
+        "Means over seeds; in brackets, relative to the baseline. Training: wall seconds of one process with one "
+        "thread, without evaluation and checkpoints. To the selected checkpoints: where each model has a run of its "
+        "own, the sum of both up to their own checkpoints; of a joint run, up to the later one. Trained tokens are "
+        "those that a loss is averaged over. `graft-stored` leaves out the runs whose logs it reads.",
+    ]
+    header = ["method", "pass@1 of both"]
+    for cost in _COSTS:
+        header += [f"{cost}: selected", "whole run"]
+    for pair in page.pairs:
+        table = []
+        base = page.of(pair, BASELINE)
+        for method in page.study.methods:
+            ours = page.of(pair, method)
+            if not ours:
+                continue
+            row = [f"`{page.study.label(method)}`", plus_minus(*t_interval([r.score(BOTH) for r in ours]))]
+            for value in _COSTS.values():
+                for selected in (True, False):
+                    row.append(_relative(_mean_cost(ours, value, selected), _mean_cost(base, value, selected)))
+            table.append(row)
+        if table:
+            blocks += [f"### {pair.name}", markdown_table(header, table)]
+    return "\n\n".join(blocks)
+
+
+def _mean_cost(results: Sequence[Result], value: Callable[[Cost], float], selected: bool) -> float | None:
+    if not results:
+        return None
+    return float(np.mean([value(result.selected if selected else result.full) for result in results]))
+
+
+def _relative(value: float | None, base: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" + ("" if not base else f" ({value / base:.2f})")
+
+
+def cost_plot(page: Page) -> str:
+    blocks = [
+        "## Score against cost",
+        "pass@1 of both models (mean over seeds, 95 % t interval) against what they cost up to the selected "
+        "checkpoints. The dashed line joins GRPO with more and more rollouts.",
+    ]
+    line = [page.study.label(m) for m in ("grpo", "grpo-n16", "grpo-n32")]
+    for pair in page.pairs:
+        panels: dict[str, dict[str, tuple[float, float, float | None]]] = {}
+        for cost in ("training, s", "generated tokens"):
+            panels[cost] = {}
+            for method in page.study.methods:
+                ours = page.of(pair, method)
+                spent = _mean_cost(ours, _COSTS[cost], selected=True)
+                if spent is not None:
+                    mean, half = t_interval([result.score(BOTH) for result in ours])
+                    panels[cost][page.study.label(method)] = (spent, mean, half)
+        if panels["training, s"]:
+            svg = figures.score_against_cost(panels, line, "pass@1 of both models")
+            blocks.append(page.picture("cost", pair, svg, f"score against cost of {pair.name}"))
+    return "\n\n".join(blocks)
+
+
+def complementarity(page: Page) -> str:
+    blocks = [
+        "## Complementarity",
+        "Above: training prompts on which all of a model's responses fail. Below: the share of these that the other "
+        "model solves at least once. `grpo`: two independent runs. Means over seeds, smoothed; bands from the lowest "
+        "to the highest seed.",
+    ]
+    for pair in page.pairs:
+        runs = page.runs(pair, [m for m in (BASELINE, "graft") if m in page.study.methods])
+        if runs:
+            svg = plots.complementarity(runs)
+            blocks.append(page.picture("complementarity", pair, svg, f"complementarity of {pair.name}"))
+    return "\n\n".join(blocks)
+
+
+def exchange(page: Page) -> str:
+    """Per pair, method and direction: what was exchanged in a step."""
+    header = [
+        "pair", "method", "direction", "candidates", "selected", "responses", "admitted successes",
+        "admitted failures", "gated",
+    ]  # fmt: skip
+    names = ("candidates", "selected", "responses", "admitted_successes", "admitted_failures", "gated")
+    table = []
+    for pair in page.pairs:
+        for method in page.study.methods:
+            counts = exchange_table([result.run for result in page.of(pair, method)])
+            for direction in counts["direction"].unique().sort().to_list():
+                means = counts.filter(direction=direction).select(pl.col(*names).mean()).row(0)
+                label = f"`{page.study.label(method)}`"
+                table.append([pair.name, label, direction.replace("->", " → "), *(f"{value:.2f}" for value in means)])
+    if not table:
+        return ""
+    return (
+        "## What was exchanged\n\nMeans per step, over all steps and seeds. Candidates and selected count prompts, the "
+        "others responses; what each method calls a candidate is in docs/metrics.md.\n\n"
+        + markdown_table(header, table, text_columns=3)
+    )
+
+
+def clipping(page: Page) -> str:
+    """Per pair and method: clipped shares of own and of peers' tokens."""
+    header = [
+        "pair",
+        "method",
+        "model",
+        "own tokens clipped",
+        "grafted tokens clipped",
+        "steps without a clipped grafted token",
+    ]
+    table = []
+    for pair in page.pairs:
+        for method in page.study.methods:
+            counts = clipping_table([result.run for result in page.of(pair, method)])
+            for model in pair.models:
+                here = counts.filter(model=model)
+                if here.is_empty():
+                    continue
+                grafted = here.filter((pl.col("kind") == "grafted") & (pl.col("tokens") > 0))
+                unclipped = grafted.select((pl.col("clipped") == 0).mean()).item() if len(grafted) else None
+                table.append(
+                    [
+                        pair.name,
+                        f"`{page.study.label(method)}`",
+                        model,
+                        _percent(here.filter(kind="own")),
+                        _percent(grafted),
+                        "" if unclipped is None else f"{100 * unclipped:.1f} %",
+                    ]
+                )
+    return (
+        "## Clipped tokens\n\nShare of loss tokens whose clipped surrogate is strictly smaller than the unclipped one, "
+        "over all steps and seeds. The last column is of the steps that trained on grafted tokens.\n\n"
+        + markdown_table(header, table, text_columns=3)
+    )
+
+
+def _percent(counts: pl.DataFrame) -> str:
+    tokens, clipped = float(counts["tokens"].sum()), float(counts["clipped"].sum())
+    return f"{100 * clipped / tokens:.3f} %" if tokens else ""
+
+
+def stability(page: Page) -> str:
+    """Per pair, model and method: spread over seeds and signs of trouble in the steps."""
+    header = [
+        "pair", "model", "method", "seeds", "pass@1", "standard deviation", "lowest", "lost after the selected step",
+        "collapsed runs", "skipped minibatches", "gradient norm: median", "largest", "entropy: first 5 steps", "last 5",
+    ]  # fmt: skip
+    table = []
+    for pair in page.pairs:
+        for model in pair.models:
+            for method in page.study.methods:
+                ours = page.of(pair, method)
+                if ours:
+                    table.append([pair.name, model, f"`{page.study.label(method)}`", *_stability_row(ours, model)])
+    spoken = _collapses(page)
+    return (
+        "## Stability\n\nStandard deviation over seeds of pass@1 at the selected checkpoint. Lost: mean of that score "
+        "minus the one at the last step. Collapsed: ended below where it started. Skipped: minibatches whose gradient "
+        "was not finite, in all runs. Gradient norms are means over a step's minibatches, before clipping; entropy is "
+        f"in nats per token of own responses.\n\n{spoken}\n\n" + markdown_table(header, table, text_columns=3)
+    )
+
+
+def _stability_row(results: Sequence[Result], model: str) -> list[str]:
+    outcomes = [result.outcomes[model] for result in results]
+    finals = [outcome.score for outcome in outcomes]
+    lines = [[line["models"][model] for line in result.run.metrics] for result in results]
+    norms = [m["grad_norm"] for of_run in lines for m in of_run if m.get("grad_norm") is not None]
+    first, last = (
+        [m["entropy"] for of_run in lines for m in of_run[part] if m.get("entropy") is not None]
+        for part in (slice(5), slice(-5, None))
+    )
+    return [
+        str(len(finals)),
+        f"{np.mean(finals):.3f}",
+        f"{np.std(finals, ddof=1):.3f}" if len(finals) > 1 else "",
+        f"{min(finals):.3f}",
+        f"{np.mean([outcome.score - outcome.last_score for outcome in outcomes]):+.3f}",
+        str(sum(outcome.last_score < outcome.before for outcome in outcomes)),
+        str(sum(m.get("skipped_nonfinite", 0) for of_run in lines for m in of_run)),
+        f"{np.median(norms):.2f}" if norms else "",
+        f"{max(norms):.2f}" if norms else "",
+        f"{np.mean(first):.3f}" if first else "",
+        f"{np.mean(last):.3f}" if last else "",
+    ]
+
+
+def _collapses(page: Page) -> str:
+    ended = [
+        f"{model} of {result.cell.name} ({outcome.before:.3f} to {outcome.last_score:.3f})"
+        for result in page.results
+        for model, outcome in result.outcomes.items()
+        if outcome.last_score < outcome.before
+    ]
+    total = sum(len(result.outcomes) for result in page.results)
+    return f"{len(ended)} of {total} trainings collapsed{': ' + ', '.join(ended) if ended else ''}."
+
+
+def entropy_plot(page: Page) -> str:
+    blocks = ["## Entropy", "Along a model's own responses; means over seeds, bands from the lowest to the highest."]
+    for pair in page.pairs:
+        runs = page.runs(pair)
+        if runs:
+            blocks.append(page.picture("entropy", pair, plots.entropy(runs), f"entropy of {pair.name}"))
+    return "\n\n".join(blocks)
+
+
+def paper_figures(page: Page) -> str:
+    """The paper's numbers for the same methods, and whether the signs agree."""
+    block = paper.MAIN if page.study.name in ("main", "stored") else paper.VARIANTS
+    methods = [m for m in page.study.methods if m in block.scores]
+    blocks = [
+        "## The paper's figures",
+        f"{paper.SOURCE}. Other models and another task: only signs and orders compare.",
+    ]
+    if page.study.name == "cost":
+        table = [[f"`{m}`", *(f"{hours:.1f}" for hours in paper.GPU_HOURS[m])] for m in page.study.methods]
+        blocks.append("GPU-hours for both models of its first pair:")
+        blocks.append(markdown_table(["method", "to the selected checkpoints", "whole run"], table))
+    elif page.study.name == "stability":
+        table = [[model, *(plus_minus_points(*value) for value in values)] for model, values in paper.STABILITY.items()]
+        blocks.append("Mean and standard deviation over three training runs:")
+        blocks.append(markdown_table(["model", "`grpo`", "`graft`"], table))
+    else:
+        rows = [[f"`{page.study.label(m)}`", *_paper_row(block, m)] for m in methods]
+        blocks.append(markdown_table(["method", *block.columns], rows))
+        blocks.append(_agreement(page, block, methods))
+    if page.study.name == "position":
+        table = [
+            [f"`{page.study.label(m)}`", f"{s:.3f} %", f"{q:.3f} %", f"{steps:.1f} %"]
+            for m, (s, q, steps) in paper.GRAFTED_CLIPPED.items()
+        ]
+        header = ["grafted tokens clipped", "SmolLM3", "Qwen3", "steps without any"]
+        blocks.append(markdown_table(header, table))
+    return "\n\n".join(part for part in blocks if part)
+
+
+def _paper_row(block: paper.Block, method: str) -> list[str]:
+    cells = []
+    for value, base in zip(block.scores[method], block.scores[BASELINE], strict=True):
+        if value is None or base is None:
+            cells.append("")
+        else:
+            cells.append(f"{value:.2f}" + ("" if method == BASELINE else f" ({value - base:+.2f})"))
+    return cells
+
+
+def _agreement(page: Page, block: paper.Block, methods: Sequence[str]) -> str:
+    """Signs of the difference to each reference, in the paper and here."""
+    lines = []
+    for reference, compared in page.comparisons(methods).items():
+        found = [c for c in compared if c.model != BOTH]
+        for method in methods:
+            here = [c.test.mean for c in found if c.method == method]
+            if method == reference or not here:
+                continue
+            there = [
+                a - b
+                for a, b in zip(block.scores[method], block.scores[reference], strict=True)
+                if a is not None and b is not None
+            ]
+            lines.append(
+                f"- `{page.study.label(method)}` − `{page.study.label(reference)}`: in the paper above 0 on "
+                f"{sum(d > 0 for d in there)} of {len(there)} models, here (means, whatever their significance) on "
+                f"{sum(d > 0 for d in here)} of {len(here)}"
+            )
+    return "\n".join(lines)
+
+
+PARTS: dict[str, Part] = {
+    "verdicts": verdicts,
+    "scores": score_tables,
+    "curves": curves,
+    "costs": costs,
+    "cost plot": cost_plot,
+    "complementarity": complementarity,
+    "exchange": exchange,
+    "clipping": clipping,
+    "stability": stability,
+    "entropy plot": entropy_plot,
+    "paper": paper_figures,
+}
+
+
+# Pieces ---------------------------------------------------------------------------------------------------------------
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1) -> str:
+    """The first `text_columns` columns are aligned left, the others right."""
+    rule = ["---" if i < text_columns else "---:" for i in range(len(header))]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *rows))
+
+
+def plus_minus_points(mean: float, deviation: float) -> str:
+    return f"{mean:.2f} ± {deviation:.2f}"
+
+
+def _p(p: float | None) -> str:
+    if p is None:
+        return ""
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"

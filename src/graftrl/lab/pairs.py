@@ -1,0 +1,108 @@
+"""The laboratory's pairs of models and the regimes in which they train, as data.
+
+A study names pairs; what is added to `REGIMES` and `PAIRS` here can be trained by every study.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from graftrl.lab.cache import ensure_warm_pair, warm_folders
+from graftrl.lab.models import LAB_MODELS
+from graftrl.lab.programs import HiddenProgramsConfig
+from graftrl.lab.warmup import WARMUPS, WarmupSettings
+
+
+@dataclass(frozen=True)
+class Regime:
+    """A variation of the task, of the warm-up, or of both.
+
+    task: settings of the task that differ from its defaults.
+    warmup: per model, settings of its warm-up that differ from the model's preset.
+    recipe: further overrides (`key=value`) of the recipe.
+    """
+
+    name: str
+    description: str
+    task: Mapping[str, Any] = field(default_factory=dict)
+    warmup: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    recipe: tuple[str, ...] = ()
+
+    def task_config(self) -> HiddenProgramsConfig:
+        """As a warm-up sees it: with the default number of validation prompts."""
+        return HiddenProgramsConfig.model_validate(self.task)
+
+    def warmups(self) -> dict[str, WarmupSettings]:
+        """Of the models whose warm-up differs from their preset."""
+        return {model: WARMUPS[model].model_copy(update=dict(changed)) for model, changed in self.warmup.items()}
+
+    def model_folders(self, cache: Path) -> dict[str, Path]:
+        """Where the warmed-up models of this regime lie in `cache`, built or not."""
+        return warm_folders(cache, self.task_config(), list(LAB_MODELS.values()), self.warmups())
+
+    def warm(self, cache: Path, models: Iterable[str]) -> dict[str, Path]:
+        """Builds those of the models that are missing; about a minute each."""
+        wanted = [LAB_MODELS[name] for name in models]
+        return ensure_warm_pair(cache, self.task_config(), wanted, self.warmups())
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two models in a regime. In the regime `base` the name is that of the models, else the regime follows."""
+
+    models: tuple[str, str]
+    regime: str = "base"
+
+    @property
+    def name(self) -> str:
+        return "-".join(self.models if self.regime == "base" else (*self.models, self.regime))
+
+    def peer_of(self, model: str) -> str:
+        return self.models[1] if model == self.models[0] else self.models[0]
+
+
+REGIMES: dict[str, Regime] = {
+    regime.name: regime
+    for regime in (
+        Regime("base", "lists of 8 digits, responses of 20 to 22 tokens"),
+        Regime(
+            "short",
+            "lists of 4 digits, responses of 12 to 14 tokens: few successes of a peer pass GRAFT's gate",
+            task={"length": 4},
+            recipe=("sampling.max_response_tokens=20",),
+        ),
+        Regime(
+            "long",
+            "lists of 12 digits, responses of 28 to 30 tokens; warm-ups twice as long",
+            task={"length": 12},
+            warmup={name: {"steps": 2 * WARMUPS[name].steps} for name in LAB_MODELS},
+            recipe=("sampling.max_response_tokens=40",),
+        ),
+        Regime("programs", "another draw of the hidden programs", task={"program_seed": 1}),
+        Regime(
+            "style",
+            "model B separates the two steps of a response by | where the others write ;",
+            warmup={"B": {"separator": "|"}},
+        ),
+        Regime(
+            "lenient",
+            "an imperfect verifier: in training it counts a fixed 10 % of wrong lists as right",
+            task={"false_positives": 0.1},
+        ),
+    )
+}
+
+# The three pairs of the base regime differ in architecture, tokenizer and size. How much two models complement each
+# other differs too: A and B are strong in disjoint families, C shares two of its four with either.
+PAIRS: dict[str, Pair] = {
+    pair.name: pair
+    for pair in (
+        Pair(("A", "B")),
+        Pair(("A", "C")),
+        Pair(("B", "C")),
+        *(Pair(("A", "B"), regime) for regime in REGIMES if regime != "base"),
+    )
+}

@@ -1,0 +1,250 @@
+"""From studies to runs: which runs a table needs, where they lie, and how long they should take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from graftrl.config import Recipe, load_recipe
+from graftrl.errors import ConfigError
+from graftrl.lab.jobs import Job, finished_steps
+from graftrl.lab.pairs import PAIRS, REGIMES, Pair
+from graftrl.lab.programs import HiddenProgramsConfig
+from graftrl.lab.studies import BASELINE, Study, lab_method
+from graftrl.report.data import Run, read_runs
+
+CACHE = "lab-cache"  # beside the folder of runs, shared with the quickstart
+
+# Validation prompts are evaluated every few steps. The first ones select a checkpoint; the rest test it.
+VALIDATION_PROMPTS = 960
+SELECTION_PROMPTS = 240
+EVALUATE_EVERY = 5
+_BASE = (
+    f"task.validation_size={VALIDATION_PROMPTS}",
+    f"evaluation.prompts={VALIDATION_PROMPTS}",
+    "evaluation.samples=1",
+    f"evaluation.every={EVALUATE_EVERY}",
+    "checkpoint.every=10",
+    "checkpoint.keep=1",
+)
+
+
+@dataclass(frozen=True)
+class RunKey:
+    """What tells one run of the laboratory from another, besides its number of steps. source: the stored peer."""
+
+    regime: str
+    models: tuple[str, ...]
+    method: str
+    seed: int
+    source: str | None = None
+
+    @property
+    def who(self) -> str:
+        return "-".join(self.models) + (f"-from-{self.source}" if self.source else "")
+
+    @property
+    def name(self) -> str:
+        regime = "" if self.regime == "base" else f" {self.regime}"
+        return f"{self.who}{regime} {self.method} seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method on one pair with one seed: an entry of a table. runs: one for both models, or one each."""
+
+    pair: Pair
+    method: str
+    seed: int
+    runs: tuple[RunKey, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.pair.name} {self.method} seed {self.seed}"
+
+
+def cell_of(pair: Pair, method: str, seed: int) -> Cell:
+    trains = lab_method(method).trains
+    if trains == "pair":
+        return Cell(pair, method, seed, (RunKey(pair.regime, pair.models, method, seed),))
+    stored = trains == "stored"
+    keys = [RunKey(pair.regime, (m,), method, seed, pair.peer_of(m) if stored else None) for m in pair.models]
+    return Cell(pair, method, seed, tuple(keys))
+
+
+def cells_of(study: Study, pairs: Sequence[Pair], seeds: int) -> list[Cell]:
+    """Seeds in the outer loop, so that a study that is interrupted is balanced."""
+    return [cell_of(pair, method, seed) for seed in range(seeds) for pair in pairs for method in study.methods]
+
+
+def pairs_named(names: Iterable[str]) -> list[Pair]:
+    """Raises ConfigError for a pair that `graftrl.lab.pairs` does not define."""
+    found = []
+    for name in names:
+        if name not in PAIRS:
+            raise ConfigError(f"unknown laboratory pair {name!r}; there are {', '.join(PAIRS)}")
+        found.append(PAIRS[name])
+    return found
+
+
+@dataclass(frozen=True)
+class Laboratory:
+    """A recipe and a folder of runs. steps: instead of the recipe's, for reduced runs, which lie in a folder apart.
+
+    Raises ConfigError if the recipe is not about the laboratory's task.
+    """
+
+    recipe_path: Path
+    root: Path
+    steps_wanted: int | None = None
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        recipe = load_recipe(self.recipe_path)
+        if not isinstance(recipe.task, HiddenProgramsConfig):
+            raise ConfigError(f"{self.recipe_path}: the laboratory needs task.kind hidden_programs")
+        if recipe.training.steps is None:
+            raise ConfigError(f"{self.recipe_path}: the laboratory needs training.steps rather than training.epochs")
+        return recipe
+
+    @property
+    def reduced(self) -> bool:
+        return self.steps_wanted is not None and self.steps_wanted != self.recipe.training.steps
+
+    @property
+    def steps(self) -> int:
+        return self.steps_wanted or self.recipe.training.steps or 0
+
+    @property
+    def cache(self) -> Path:
+        return self.root.parent / CACHE
+
+    @cached_property
+    def _warm_folders(self) -> dict[str, dict[str, Path]]:
+        return {name: regime.model_folders(self.cache) for name, regime in REGIMES.items()}
+
+    def model_folder(self, regime: str, model: str) -> Path:
+        return self._warm_folders[regime][model]
+
+    def folder(self, key: RunKey) -> Path:
+        root = self.root / f"steps-{self.steps}" if self.reduced else self.root
+        return root / key.regime / key.who / f"{key.method}-seed{key.seed}"
+
+    def is_finished(self, key: RunKey) -> bool:
+        return finished_steps(self.folder(key)) >= self.steps
+
+    def read(self, key: RunKey) -> Run:
+        """A run of this laboratory; its label is the method's name here."""
+        (run,) = read_runs([self.folder(key)])
+        return Run(run.folder, run.config, key.method)
+
+    def job(self, key: RunKey, expected_s: float) -> Job:
+        """The recipe's settings, with the laboratory's, the regime's and the method's on top."""
+        regime = REGIMES[key.regime]
+        template = next(iter(self.recipe.models.values())).model_dump(mode="json")
+        models = {m: {**template, "path": str(self.model_folder(key.regime, m))} for m in key.models}
+        after: tuple[Path, ...] = ()
+        peers: tuple[str, ...] = ()
+        if key.source is not None:
+            after = (self.folder(log_of(key)),)
+            peers = (f"peers={json.dumps({key.source: {'log': str(after[0])}})}",)
+        return Job(
+            name=key.name,
+            recipe=self.recipe_path,
+            overrides=(
+                f"name=lab-{key.regime}-{key.who}-{key.method}-seed{key.seed}",
+                f"seed={key.seed}",
+                f"models={json.dumps(models)}",
+                *_BASE,
+                f"training.steps={self.steps}",
+                *(f"task.{name}={json.dumps(value)}" for name, value in regime.task.items()),
+                *regime.recipe,
+                *lab_method(key.method).overrides,
+                *peers,
+            ),
+            folder=self.folder(key),
+            after=after,
+            expected_s=expected_s,
+        )
+
+
+def log_of(key: RunKey) -> RunKey:
+    """The run whose log a run with a stored peer reads."""
+    return RunKey(key.regime, (str(key.source),), BASELINE, key.seed)
+
+
+def runs_of(cells: Iterable[Cell]) -> list[RunKey]:
+    """Every run once, in the order of the cells; logs before the runs that read them."""
+    keys: dict[RunKey, None] = {}
+    for cell in cells:
+        for key in cell.runs:
+            if key.source is not None:
+                keys.setdefault(log_of(key))
+            keys.setdefault(key)
+    return list(keys)
+
+
+# Time -----------------------------------------------------------------------------------------------------------------
+
+# Seconds of one step of GRPO with n = 8 for one model, averaged over 60 steps, and of one evaluation; measured as
+# processor time of one thread on a two-core cloud machine (AMD EPYC).
+STEP_S = {"A": 0.14, "B": 0.14, "C": 0.19}
+EVALUATION_S = {"A": 0.32, "B": 0.32, "C": 0.40}
+START_S = 6.0  # of a process: imports, loading
+# A method's step over GRPO's.
+RELATIVE_STEP = {"grpo-n16": 2.1, "grpo-n32": 4.5, "dapo": 2.4, "hacpo": 2.2}
+_OTHER_RELATIVE_STEP = 1.4  # of GRAFT
+WARMUP_S = 75.0  # of one model
+
+
+def _prior_s(key: RunKey, steps: int) -> float:
+    relative = 1.0 if key.method == BASELINE else RELATIVE_STEP.get(key.method, _OTHER_RELATIVE_STEP)
+    length = float(REGIMES[key.regime].task.get("length", 8)) / 8
+    evaluations = 2 + steps // EVALUATE_EVERY
+    per_model = [steps * relative * STEP_S[m] + evaluations * EVALUATION_S[m] for m in key.models]
+    return START_S + sum(per_model) * (0.4 + 0.6 * length)
+
+
+def expected_seconds(lab: Laboratory, keys: Sequence[RunKey]) -> dict[RunKey, float]:
+    """Wall seconds of each run from nothing. Runs of the same kind (regime, models, method) that have finished here
+    tell it; for the rest, what was measured elsewhere, scaled by how the finished runs compare with that."""
+    measured: dict[tuple[str, str, str], list[float]] = {}
+    ratios: list[float] = []
+    for key in keys:
+        if lab.is_finished(key):
+            seconds = _measured_s(lab.read(key))
+            measured.setdefault((key.regime, key.who, key.method), []).append(seconds)
+            ratios.append(seconds / _prior_s(key, lab.steps))
+    scale = float(np.median(ratios)) if ratios else 1.0
+    return {
+        key: float(np.mean(measured[kind])) if (kind := (key.regime, key.who, key.method)) in measured
+        else _prior_s(key, lab.steps) * scale
+        for key in keys
+    }  # fmt: skip
+
+
+def _measured_s(run: Run) -> float:
+    """Steps with their evaluations, the evaluation before training, and the start of the process."""
+    evaluations = [line["phase_s"]["evaluation"] for line in run.metrics if "evaluation" in line["phase_s"]]
+    return START_S + sum(line["step_s"] for line in run.metrics) + (evaluations[0] if evaluations else 0.0)
+
+
+def missing_models(lab: Laboratory, keys: Iterable[RunKey]) -> dict[str, list[str]]:
+    """`{regime: models}` that the runs start from and that are not warmed up yet."""
+    found: dict[str, dict[str, None]] = {}
+    for key in keys:
+        for model in key.models:
+            if not lab.model_folder(key.regime, model).exists():
+                found.setdefault(key.regime, {}).setdefault(model)
+    return {regime: list(models) for regime, models in found.items()}
+
+
+def total_seconds(expected: Mapping[RunKey, float], lab: Laboratory, workers: int) -> float:
+    """Wall seconds of what is not finished, `workers` runs side by side."""
+    left = [seconds * (1 - min(1.0, finished_steps(lab.folder(key)) / lab.steps)) for key, seconds in expected.items()]
+    return max(sum(left) / workers, max(left, default=0.0))

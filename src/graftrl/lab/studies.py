@@ -1,0 +1,183 @@
+"""The laboratory's studies, as data: which methods on which pairs, and what to make of the runs.
+
+A run belongs to no study: several tables read the same one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+BASELINE = "grpo"
+SEEDS = 5
+
+
+@dataclass(frozen=True)
+class LabMethod:
+    """How a method is trained in the laboratory.
+
+    trains: "pair": one run trains both models. "alone": one run each, so that all pairs with a model share its run.
+        "stored": one run each, with the rollout log of the peer's own run of the baseline with the same seed.
+    overrides: of the recipe (`key=value`), the method among them.
+    """
+
+    name: str
+    trains: Literal["pair", "alone", "stored"]
+    overrides: tuple[str, ...]
+
+
+# HACPO is published with minibatches of twice the baseline's prompts: own and peer rows are cut apart, so that a step
+# has as many optimizer steps as the baseline's.
+_SPECIAL = (
+    LabMethod("grpo", "alone", ("method=grpo",)),
+    LabMethod("grpo-n16", "alone", ("method=grpo", "training.group_size=16")),
+    LabMethod("grpo-n32", "alone", ("method=grpo", "training.group_size=32")),
+    LabMethod("dapo", "alone", ("method=dapo",)),
+    LabMethod("gapo", "alone", ("method=gapo",)),
+    LabMethod("hacpo", "pair", ("method=hacpo", "training.minibatch_prompts=16")),
+    LabMethod("graft-hacpo-update", "pair", ("method=graft-hacpo-update", "training.minibatch_prompts=16")),
+    LabMethod("graft-stored", "stored", ("method=graft",)),
+)
+LAB_METHODS: dict[str, LabMethod] = {method.name: method for method in _SPECIAL}
+
+
+def lab_method(name: str) -> LabMethod:
+    """A method or preset that is not in `LAB_METHODS` trains both models of a pair, with its default options."""
+    return LAB_METHODS.get(name) or LabMethod(name, "pair", (f"method={name}",))
+
+
+@dataclass(frozen=True)
+class Study:
+    """What one command trains and writes.
+
+    references: methods that all others are compared with, paired by seed.
+    parts: of the results page, in order; names of `graftrl.lab.pages.PARTS`.
+    labels: what the page calls a method, where its name does not say enough.
+    """
+
+    name: str
+    title: str
+    question: str
+    pairs: tuple[str, ...]
+    methods: tuple[str, ...]
+    references: tuple[str, ...] = (BASELINE,)
+    parts: tuple[str, ...] = ("verdicts", "scores", "curves", "paper")
+    labels: tuple[tuple[str, str], ...] = ()
+
+    def label(self, method: str) -> str:
+        return dict(self.labels).get(method, method)
+
+
+_ALL_PAIRS = ("A-B", "A-C", "B-C")
+_FIRST_PAIR = ("A-B",)
+
+STUDIES: dict[str, Study] = {
+    study.name: study
+    for study in (
+        Study(
+            "main",
+            "Main comparison",
+            "Does GRAFT beat GRPO with the same number of rollouts, GRPO with more of them, and other ways to learn "
+            "from a peer?",
+            _ALL_PAIRS,
+            ("grpo", "grpo-n16", "grpo-n32", "hacpo", "sgt", "graft"),
+            parts=("verdicts", "scores", "curves", "cost plot", "complementarity", "exchange", "paper"),
+        ),
+        Study(
+            "stored",
+            "Stored peers",
+            "Does GRAFT need the peer beside it, or does the log of the peer's own GRPO run do?",
+            _ALL_PAIRS,
+            ("grpo", "graft", "graft-stored"),
+            references=("grpo", "graft"),
+            parts=("verdicts", "scores", "curves", "costs", "exchange", "paper"),
+        ),
+        Study(
+            "ablation",
+            "Ablation of GRAFT's components",
+            "Which of GRAFT's components does it need?",
+            _FIRST_PAIR,
+            (
+                "grpo",
+                "graft",
+                "graft-no-gate",
+                "graft-no-floor",
+                "graft-unbalanced",
+                "graft-sequence-ratio",
+                "graft-random-prompts",
+                "graft-random-admission",
+                "graft-peer-first",
+                "graft-peer-uniform",
+            ),
+            references=("grpo", "graft"),
+            parts=("verdicts", "scores", "curves", "exchange", "paper"),
+        ),
+        Study(
+            "designs",
+            "Alternative designs",
+            "Would another way to use the peer's groups do as well?",
+            _FIRST_PAIR,
+            (
+                "grpo",
+                "graft",
+                "graft-pooled",
+                "graft-success-only",
+                "graft-success-only-no-floor",
+                "graft-hacpo-update",
+                "graft-sgt-update",
+                "graft-luffy-update",
+            ),
+            references=("grpo", "graft"),
+            parts=("verdicts", "scores", "curves", "exchange", "paper"),
+        ),
+        Study(
+            "delta",
+            "The gate's threshold",
+            "How does the result depend on the threshold that a response's compatibility must exceed?",
+            _FIRST_PAIR,
+            ("grpo", "graft-no-floor", "graft-delta-0.7", "graft", "graft-delta-0.9"),
+            references=("grpo", "graft"),
+            parts=("verdicts", "scores", "curves", "exchange", "paper"),
+            labels=(("graft-no-floor", "graft, δ = 0 (graft-no-floor)"), ("graft", "graft, δ = 0.8")),
+        ),
+        Study(
+            "position",
+            "Where the peer's minibatches stand",
+            "Does it matter whether the peer's minibatches come first, anywhere or last in a step?",
+            _FIRST_PAIR,
+            ("grpo", "graft-peer-first", "graft-peer-uniform", "graft"),
+            references=("grpo", "graft"),
+            parts=("verdicts", "scores", "clipping", "curves", "paper"),
+            labels=(
+                ("graft-peer-first", "graft, peer first"),
+                ("graft-peer-uniform", "graft, peer anywhere"),
+                ("graft", "graft, peer last"),
+            ),
+        ),
+        Study(
+            "cost",
+            "Cost",
+            "What does each method cost for what it reaches?",
+            _FIRST_PAIR,
+            ("grpo", "grpo-n16", "grpo-n32", "dapo", "hacpo", "sgt", "graft", "graft-stored"),
+            parts=("verdicts", "costs", "cost plot", "scores", "paper"),
+        ),
+        Study(
+            "stability",
+            "Stability of training",
+            "How far do runs of different seeds lie apart, and does any of them collapse?",
+            _ALL_PAIRS,
+            ("grpo", "hacpo", "sgt", "graft"),
+            parts=("stability", "entropy plot", "scores", "paper"),
+        ),
+        Study(
+            "regimes",
+            "Other regimes",
+            "Does the result hold with shorter and longer responses, other programs, another style of one model, and "
+            "an imperfect verifier?",
+            ("A-B", "A-B-short", "A-B-long", "A-B-programs", "A-B-style", "A-B-lenient"),
+            ("grpo", "graft", "sgt", "scion"),
+            parts=("verdicts", "scores", "exchange", "curves"),
+        ),
+    )
+}
