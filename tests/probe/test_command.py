@@ -108,13 +108,19 @@ def test_a_recipe_gives_models_task_step_and_threshold(graftrl, recipe, tmp_path
     assert result["verdict"]["step_prompts"] == 32
 
 
-def test_three_models_get_a_direction_for_every_ordered_pair(graftrl, warm, task, tmp_path, no_page):
+def test_three_models_and_the_same_model_twice(graftrl, warm, task, tmp_path, no_page):
     code, printed, _ = graftrl(
-        "probe", warm["A"], warm["B"], warm["A"], "--task", task, "--prompts", 8, "--out", tmp_path / "out", "--json"
+        "probe", warm["A"], warm["B"], warm["A"], "--task", task, "--prompts", 64, "--out", tmp_path / "out", "--json"
     )
     result = json.loads(printed)
-    assert code == 0 and len(result["models"]) == 3 and len(result["directions"]) == 6
-    assert list(result["models"])[2] == f"{Path(warm['A']).name}-2"
+    a, _, again = result["models"]
+    assert code == 0 and again == f"{a}-2" and len(result["directions"]) == 6
+    between = [d["compatibility"] for d in result["directions"] if {d["source"], d["receiver"]} == {a, again}]
+    scored = [c for c in between if c is not None]
+    assert scored  # the two sample different responses, and each finds the other's as probable as the other did
+    for c in scored:
+        assert c["success_quantiles"] == pytest.approx([1, 1, 1], abs=1e-4)
+        assert c["failure_quantiles"] == pytest.approx([1, 1, 1], abs=1e-4)
 
 
 def test_logs_alone_and_the_scores_that_they_hold(graftrl, write_log, transfer, tmp_path):

@@ -112,6 +112,11 @@ class Compatibility:
     failure_histogram: list[int]
     admission: list[Admission]
 
+    @property
+    def unusable(self) -> dict[str, int]:
+        """Responses without a score, by reason."""
+        return {**self.rejected, **({"log-probability not finite": self.not_finite} if self.not_finite else {})}
+
     def at(self, threshold: float) -> Admission:
         """Raises KeyError for a threshold that was not swept."""
         found = next((admission for admission in self.admission if admission.threshold == threshold), None)

@@ -101,7 +101,7 @@ def _from_models(
     prompts = request.prompts or 200
     with _shown(progress) as shown:
         notes = live.sample(recipe, root, prompts, shown)
-    observed = observe(open_logs([root]), limit=prompts)
+    observed = observe(open_logs([root]), prompts=live.sampled_prompts(root, prompts))
     use_logged_scores(observed)
     observed.notes.clear()  # how logs were matched is no news here
     report = build_report(

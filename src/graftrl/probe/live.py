@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import yaml
 
 from graftrl.config import Recipe
@@ -133,6 +134,17 @@ def chunk_prompts(run: RunFolder, index: int) -> int:
         return 0
     log = RolloutLog(file)
     return min(log.group_index(model).height for model in log.models)
+
+
+def sampled_prompts(root: Path, prompts: int) -> list[str]:
+    """Ids of the first `prompts` prompts of a probe's folder, in the order in which they were sampled."""
+    run, found = RunFolder(root), []
+    for index, size in enumerate(chunk_sizes(prompts)):
+        file = run.step_file("rollouts", index + 1)
+        if file.exists():  # a task may have fewer prompts
+            ids = pl.read_parquet(file, columns=["prompt_id"])["prompt_id"].unique(maintain_order=True)
+            found += ids.head(size).to_list()
+    return found
 
 
 # Identity -------------------------------------------------------------------------------------------------------------

@@ -99,14 +99,15 @@ def open_logs(paths: Sequence[Path]) -> list[Member]:
     return members
 
 
-def observe(members: Sequence[Member], limit: int | None = None) -> Observed:
+def observe(members: Sequence[Member], limit: int | None = None, prompts: Sequence[str] | None = None) -> Observed:
     """Match the members' groups and read what the analysis needs, s not included.
 
     Groups belong together when step and prompt id agree; if the logs share none, when the prompt id alone does (each
     model's last group on the prompt).
 
     Args:
-        limit: at most that many prompts, in the order of the log; None for all.
+        limit: at most that many prompts, in the order of steps and ids; None for all.
+        prompts: only these, by id; None for all.
 
     Raises:
         DataError: no shared prompt; groups of different sizes.
@@ -119,6 +120,8 @@ def observe(members: Sequence[Member], limit: int | None = None) -> Observed:
     if not groups.height:
         logs = " and ".join(dict.fromkeys(member.log.name for member in members))
         raise DataError(f"{logs} share no prompt; compare models on the same prompts")
+    if prompts is not None:
+        groups = groups.filter(pl.col("prompt_id").is_in(list(prompts)))
     if limit is not None:
         groups = groups.head(limit)
     sizes = sorted({n for member in members for n in groups[f"n {member.name}"].unique().to_list()})
@@ -132,7 +135,7 @@ def observe(members: Sequence[Member], limit: int | None = None) -> Observed:
         observed.tokens[member.name] = lengths["tokens"].to_numpy().astype(np.int64)
         observed.truncated[member.name] = lengths["truncated"].to_numpy()
     largest = max(table.height for table in tables)
-    if limit is None and groups.height < largest:
+    if limit is None and prompts is None and groups.height < largest:
         observed.notes.append(f"{groups.height} groups are shared by all models; the largest log has {largest}")
     if not by_step:
         observed.notes.append("the logs share no step: groups are matched by prompt, each model's last on it")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from html import escape
 from typing import Any
@@ -21,6 +22,7 @@ from graftrl.report.plots import (
     MUTED,
     SUCCESS,
     arrow,
+    panel_grid,
     panels,
     percent_axis,
     score_panel,
@@ -129,15 +131,8 @@ def _compatibility(report: ProbeReport, observed: Observed) -> str:
             values = ["", "", ""] if quantiles is None else [f"{q:.3f}" for q in quantiles]
             admitted = ["" if share is None else f"{share:.1%}" for share in shares]
             rows.append([arrow(name), kind, str(count), *values, *admitted])
-    rejects = [
-        [arrow(name), reason, str(count)]
-        for name, c in scored.items()
-        for reason, count in [
-            *c.rejected.items(),
-            *([("log-probability not finite", c.not_finite)] if c.not_finite else []),
-        ]
-    ]
-    rejected = table(["source → receiver", "rejected because", "responses"], rejects) if rejects else ""
+    rejects = [[arrow(name), reason, str(count)] for name, c in scored.items() for reason, count in c.unusable.items()]
+    rejected = table(["source → receiver", "not usable because", "responses"], rejects) if rejects else ""
     return section(
         "Compatibility",
         "s = exp(mean log-probability per token under the receiver − under the source) of every response of the "
@@ -169,7 +164,7 @@ def _pass_curves(report: ProbeReport) -> str:
 def _joint_panels(report: ProbeReport, observed: Observed) -> str:
     n, successes = report.group_size, observed.successes
     pairs = list(itertools.combinations(report.models, 2))
-    drawing, axes = panels(len(pairs), size=(max(_WIDTH, 3.8 * len(pairs)), 3.6))
+    drawing, axes = _tiles(len(pairs), height=3.6)
     for axis, (first, second) in zip(axes, pairs, strict=True):
         counts = joint_counts(successes[first], successes[second], n)
         axis.grid(visible=False)
@@ -190,6 +185,17 @@ def _joint_panels(report: ProbeReport, observed: Observed) -> str:
     return to_svg(drawing, "joint")
 
 
+def _tiles(count: int, height: float = 2.9) -> tuple[Any, list[Any]]:
+    """So many panels, up to three side by side; height of a row in inches."""
+    columns = max(1, min(count, 3))
+    rows = math.ceil(count / columns)
+    drawing, grid = panel_grid(rows, columns, size=(max(_WIDTH, 4.2 * columns), height * rows))
+    axes = [axis for row in grid for axis in row]
+    for unused in axes[count:]:
+        unused.set_axis_off()
+    return drawing, axes[:count]
+
+
 def _scored(report: ProbeReport) -> list[tuple[str, str]]:
     return [(d.source, d.receiver) for d in report.directions if d.compatibility is not None]
 
@@ -197,7 +203,7 @@ def _scored(report: ProbeReport) -> list[tuple[str, str]]:
 def _score_panels(report: ProbeReport, observed: Observed) -> str:
     assert observed.scored is not None
     pairs = _scored(report)
-    drawing, axes = panels(len(pairs))
+    drawing, axes = _tiles(len(pairs))
     for axis, pair in zip(axes, pairs, strict=True):
         responses = observed.scored[pair]
         finite = np.isfinite(responses.scores)
@@ -213,7 +219,7 @@ def _score_panels(report: ProbeReport, observed: Observed) -> str:
 def _admission_panels(report: ProbeReport, observed: Observed) -> str:
     assert observed.scored is not None
     pairs = _scored(report)
-    drawing, axes = panels(len(pairs))
+    drawing, axes = _tiles(len(pairs))
     for axis, pair in zip(axes, pairs, strict=True):
         curve = [admit(observed.scored[pair], threshold) for threshold in _CURVE]
         for kind, color, label in (

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from graftrl.probe.analysis import Compatibility, Estimate
+from graftrl.probe.analysis import Estimate
 from graftrl.probe.report import ProbeReport
 from graftrl.report.plots import arrow
 
@@ -103,11 +103,15 @@ def _steps(report: ProbeReport) -> Table:
 
 def _compatibility(report: ProbeReport) -> Table:
     scored = {d.name: d.compatibility for d in report.directions if d.compatibility is not None}
-    rejected = "; ".join(f"{arrow(name)}: {rejects}" for name, c in scored.items() if (rejects := unusable(c)))
+    unusable = "; ".join(
+        f"{arrow(name)}: {', '.join(f'{reason} {count}' for reason, count in c.unusable.items())}"
+        for name, c in scored.items()
+        if c.unusable
+    )
     table = _table(
         "Compatibility s of the candidates' responses, and the share with s > δ",
         ["source → receiver", "reward", "count", "median s", *(f"δ {t:g}" for t in report.thresholds)],
-        caption=f"not usable: {rejected}" if rejected else "",
+        caption=f"not usable: {unusable}" if unusable else "",
     )
     for name, c in scored.items():
         for kind, count, quantiles, shares in (
@@ -122,9 +126,3 @@ def _compatibility(report: ProbeReport) -> Table:
                 *("" if share is None else f"{share:.0%}" for share in shares),
             )
     return table
-
-
-def unusable(c: Compatibility) -> str:
-    """`too long 3, not finite 1`; empty if every response can be used."""
-    counts = {**c.rejected, **({"log-probability not finite": c.not_finite} if c.not_finite else {})}
-    return ", ".join(f"{reason} {count}" for reason, count in counts.items())
