@@ -21,14 +21,14 @@ def grouped_rows(n: int = 9):
     return rows
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_neox", "qwen2", "qwen3", "granite"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_neox", "qwen2", "qwen3", "granite", "gemma3_wide"])
 def test_hidden_states_and_gradients_equal_those_of_whole_rows(policy, kind):
     p = policy(kind, microbatch_tokens=1000)
     rows = grouped_rows()
-    assert p.shares_prompts and shared_prompts(rows, CPU) is not None
+    assert p.longest_shared and shared_prompts(rows, CPU, p.longest_shared) is not None
     assert sharing_difference(p.decoder) < 5e-6
     shared = p.score(rows), gradients(p, rows)
-    p.shares_prompts = False
+    p.longest_shared = 0
     whole = p.score(rows), gradients(p, rows)
     for a, b in zip(shared[0], whole[0], strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5)
@@ -39,7 +39,7 @@ def test_hidden_states_and_gradients_equal_those_of_whole_rows(policy, kind):
 def test_each_prompt_is_read_once(policy):
     p = policy("llama")
     rows = grouped_rows()
-    shared = shared_prompts(rows, CPU)
+    shared = shared_prompts(rows, CPU, 10000)
     assert shared is not None
     assert shared.prompt_ids_UW.shape == (3, 12)
     assert shared.prompt_of_B.tolist() == [0, 1, 2] * 3
@@ -52,7 +52,7 @@ def test_rows_of_different_prompts_stay_whole():
     for i, row in enumerate(rows):
         row.prompt_token_ids = np.array([3 + i, 9])
         row.response_token_ids = row.response_token_ids[:1].repeat(30)
-    assert shared_prompts(rows, CPU) is None
+    assert shared_prompts(rows, CPU, 10000) is None
 
 
 def test_a_mask_that_would_be_too_large_keeps_rows_whole():
@@ -60,24 +60,33 @@ def test_a_mask_that_would_be_too_large_keeps_rows_whole():
     for row in rows:
         row.prompt_token_ids = np.arange(3, 3 + 4000)
         row.response_token_ids = np.full(4000, 5)
-    assert shared_prompts(rows, CPU) is None
+    assert shared_prompts(rows, CPU, 10000) is None
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "gemma3", "mistral_sliding"])
 def test_models_with_sliding_windows_do_not_share(policy, kind):
-    assert not policy(kind).shares_prompts
+    assert not policy(kind).longest_shared
+
+
+def test_rows_longer_than_the_sliding_window_stay_whole(policy):
+    p = policy("gemma3_wide")
+    assert p.longest_shared == 32
+    rows = grouped_rows()
+    assert p._shared(rows) is not None
+    rows[0].response_token_ids = np.full(21, 5)  # its prompt has 12 tokens
+    assert p._shared(rows) is None
 
 
 def test_gradient_checkpointing_does_not_share(policy):
-    assert not policy("llama", gradient_checkpointing=True).shares_prompts
+    assert not policy("llama", gradient_checkpointing=True).longest_shared
 
 
 def test_adapters_share_too(policy):
     p = policy("llama", lora={"rank": 2}, microbatch_tokens=1000)
     rows = grouped_rows()
-    assert p.shares_prompts
+    assert p.longest_shared
     shared = gradients(p, rows)
-    p.shares_prompts = False
+    p.longest_shared = 0
     for a, b in zip(shared, gradients(p, rows), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 

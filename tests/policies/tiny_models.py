@@ -74,6 +74,7 @@ def tiny_config(kind: str) -> hf.PretrainedConfig:
         ),
         "gemma2": lambda: hf.Gemma2Config(**SIZE, **SLIDING, final_logit_softcapping=3.0, attn_logit_softcapping=2.0),
         "gemma3": lambda: hf.Gemma3TextConfig(**SIZE, **SLIDING),
+        "gemma3_wide": lambda: hf.Gemma3TextConfig(**SIZE, **{**SLIDING, "sliding_window": 32}),
         "cohere": lambda: hf.CohereConfig(**{k: v for k, v in SIZE.items() if k != "head_dim"}, logit_scale=0.25),
         "granite": lambda: hf.GraniteConfig(**{k: v for k, v in SIZE.items() if k != "head_dim"}, logits_scaling=2.0),
     }

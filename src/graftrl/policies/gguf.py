@@ -12,7 +12,7 @@ from unittest import mock
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, modeling_gguf_pytorch_utils
 
 from graftrl.errors import ModelError
 
@@ -43,7 +43,11 @@ def load_gguf(path: Path) -> tuple[Any, Any]:
             if file.read(4) != b"GGUF":
                 raise ModelError(f"{path} is not a GGUF file")
         # transformers parses the file three times; of a large vocabulary each takes many seconds.
-        with mock.patch.object(gguf, "GGUFReader", functools.lru_cache(maxsize=1)(gguf.GGUFReader)):
+        # Its progress bar knows no switch and would break into the display of a run.
+        with (
+            mock.patch.object(gguf, "GGUFReader", functools.lru_cache(maxsize=1)(gguf.GGUFReader)),
+            mock.patch.object(modeling_gguf_pytorch_utils, "tqdm", lambda tensors, **_: tensors, create=True),
+        ):
             tokenizer = AutoTokenizer.from_pretrained(**source)
             quantised = AutoModelForCausalLM.from_pretrained(**source, **unpack, dtype=torch.float32)
     except _DAMAGE as error:

@@ -24,9 +24,10 @@ from graftrl.policies.loading import Loaded, load
 from graftrl.policies.logprobs import token_logprobs
 from graftrl.policies.microbatch import Padded, cut, pad, pad_values
 from graftrl.policies.prefix import (
+    PROBE_TOKENS,
     SharedPrompts,
     hidden_of_responses,
-    keeps_plain_cache,
+    longest_shared,
     shared_prompts,
     sharing_difference,
 )
@@ -109,7 +110,7 @@ class HFPolicy:
         if checkpoint is not None:
             self._restore(checkpoint)
         self.sequences_type: type[TransformersSequences] | type[LlamaSequences] = TransformersSequences
-        self.shares_prompts = False
+        self.longest_shared = 0  # tokens of a row that may share its prompt's pass with others
         with self._evaluating():
             self._choose_faster_passes()
 
@@ -121,11 +122,11 @@ class HFPolicy:
             faster.append(("one-token pass for sampling", difference))
             self.sequences_type = LlamaSequences if difference <= _SAME_HIDDEN else TransformersSequences
         # On a GPU the attention mask that sharing needs would rule out the fastest attention kernel.
-        on_cpu = self.device.type == "cpu" and not self.settings.gradient_checkpointing
-        if on_cpu and keeps_plain_cache(self.decoder):
+        limit = longest_shared(self.decoder)
+        if self.device.type == "cpu" and not self.settings.gradient_checkpointing and limit >= PROBE_TOKENS:
             difference = sharing_difference(self.decoder)
             faster.append(("pass over shared prompts", difference))
-            self.shares_prompts = difference <= _SAME_HIDDEN
+            self.longest_shared = limit if difference <= _SAME_HIDDEN else 0
         for what, difference in faster:
             if not difference <= _SAME_HIDDEN:
                 note = (
@@ -216,7 +217,7 @@ class HFPolicy:
         return token_logprobs(chosen, padded.targets_N, loaded.head, self.settings.logit_elements)
 
     def _shared(self, rows: Sequence[Row]) -> SharedPrompts | None:
-        return shared_prompts(rows, self.device) if self.shares_prompts else None
+        return shared_prompts(rows, self.device, self.longest_shared)
 
     def generation_gap(self, rows: Sequence[Row]) -> float:
         """Largest |generation log-probability - fresh scoring pass| in nats over the rows (0 without rows)."""

@@ -15,11 +15,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from graftrl.rollout import Row
 
 _WORTH_IT = 0.95  # of the tokens of whole rows; below it, sharing pays for its attention mask
+PROBE_TOKENS = 12  # of the longest row of a check
+_NO_LIMIT = 1 << 30  # tokens
 _MASK_CELLS = 1 << 24  # B * T * (W + T): the attention mask that sharing needs and whole rows do not
 
 
@@ -37,8 +39,11 @@ class SharedPrompts:
     tokens: int
 
 
-def shared_prompts(rows: Sequence[Row], device: torch.device) -> SharedPrompts | None:
-    """None where sharing would not pay. Of a response the last token is left out: it predicts nothing."""
+def shared_prompts(rows: Sequence[Row], device: torch.device, limit: int) -> SharedPrompts | None:
+    """None where sharing would not pay or a row would exceed `limit` tokens (`longest_shared`).
+
+    Of a response the last token is left out: it predicts nothing.
+    """
     prompts: dict[bytes, int] = {}
     prompt_of = [prompts.setdefault(row.prompt_token_ids.tobytes(), len(prompts)) for row in rows]
     width = max(len(row.prompt_token_ids) for row in rows)
@@ -46,7 +51,13 @@ def shared_prompts(rows: Sequence[Row], device: torch.device) -> SharedPrompts |
     whole = max(len(row.prompt_token_ids) + len(row.response_token_ids) for row in rows)
     tokens = len(prompts) * width + len(rows) * (longest - 1)
     cells = len(rows) * (longest - 1) * (width + longest - 1)
-    if len(prompts) == len(rows) or longest < 2 or tokens > _WORTH_IT * len(rows) * whole or cells > _MASK_CELLS:
+    if (
+        len(prompts) == len(rows)
+        or width + longest > limit
+        or longest < 2
+        or tokens > _WORTH_IT * len(rows) * whole
+        or cells > _MASK_CELLS
+    ):
         return None
     prompt_ids = np.zeros((len(prompts), width), dtype=np.int64)
     response_ids = np.zeros((len(rows), longest - 1), dtype=np.int64)
@@ -89,15 +100,23 @@ def hidden_of_responses(decoder: nn.Module, shared: SharedPrompts) -> Tensor:
     return torch.cat([first_UH[shared.prompt_of_B][:, None], rest_BTH], dim=1)
 
 
-def keeps_plain_cache(decoder: nn.Module) -> bool:
-    """Whether every layer caches keys and values of all positions; sliding windows and recurrent states do not."""
+def longest_shared(decoder: nn.Module) -> int:
+    """Prompt and response together may have this many tokens: the shortest sliding window, 0 for recurrent layers."""
     config: Any = decoder.config
     layers = DynamicCache(config=config).layers
-    return len(layers) == config.get_text_config().num_hidden_layers and all(type(x) is DynamicLayer for x in layers)
+    if len(layers) != config.get_text_config().num_hidden_layers:
+        return 0
+    limits = [_NO_LIMIT]
+    for layer in layers:
+        if type(layer) is DynamicSlidingWindowLayer:
+            limits.append(int(layer.sliding_window))
+        elif type(layer) is not DynamicLayer:
+            return 0
+    return min(limits)
 
 
 @torch.no_grad()
-def sharing_difference(decoder: nn.Module, tokens: int = 6) -> float:
+def sharing_difference(decoder: nn.Module, tokens: int = PROBE_TOKENS // 2) -> float:
     """Largest relative difference of final hidden states between shared prompts and whole rows, on a few ids."""
     device = next(decoder.parameters()).device
     ids = probe_ids(decoder, 3, 2 * tokens)
@@ -106,7 +125,7 @@ def sharing_difference(decoder: nn.Module, tokens: int = 6) -> float:
         Row(str(b), ids[b, :start], ids[b, start:], 0.0, "own", "")
         for b, start in enumerate((tokens, tokens, tokens - 2))
     ]
-    shared = shared_prompts(rows, device)
+    shared = shared_prompts(rows, device, _NO_LIMIT)
     assert shared is not None
     worst = 0.0
     for row, hidden in zip(rows, hidden_of_responses(decoder, shared), strict=True):
