@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -79,6 +81,14 @@ def test_a_stored_peer_counts_for_methods_that_need_two_and_survives_a_round_tri
     assert parse_recipe(yaml.safe_load(dump_recipe(recipe)), "again") == recipe
     short = parse_recipe(content(models=one, peers={"B": {"log": "runs/x"}}), "r.yaml").peers["B"]
     assert ([str(path) for path in short.log], short.match, short.choose) == (["runs/x"], "step_and_prompt", "newest")
+
+
+def test_the_stored_recipe_is_the_quickstarts_with_one_model_and_a_log():
+    folder = Path(__file__).parents[1] / "recipes"
+    stored, quickstart = (load_recipe(folder / f"{name}.yaml") for name in ("stored", "quickstart"))
+    assert stored.models == {"A": quickstart.models["A"]} and stored.peers["B"].model == "B"
+    rest = {"name": "x", "models": stored.models, "peers": {}}
+    assert stored.model_copy(update=rest) == quickstart.model_copy(update=rest)
 
 
 def test_peers_that_cannot_work_are_refused():

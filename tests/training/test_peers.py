@@ -507,7 +507,7 @@ def test_the_same_prompts_in_other_steps_are_refused_with_the_way_out(edited_log
 def test_a_log_that_covers_a_part_of_the_run_is_said_with_counts(log, stored_recipe):
     notes = loop.prepare(stored_recipe(log, steps=6)).notes
     (note,) = [note for note in notes if note.startswith("peer B")]
-    assert "32 of 48 prompts" in note and "4 of 6 steps" in note
+    assert "32 of 48 prompts" in note and "4 of 6 steps" in note and "it has 48 (match: prompt)" in note
 
 
 def test_prompts_of_the_same_ids_from_another_task_are_refused(edited_log, stored_recipe):

@@ -86,9 +86,11 @@ class StoredPeer:
         if not found:
             raise DataError(f"peers.{self.name}: {self._where}: {self._why_nothing_matches(total)}")
         if found < total:
+            elsewhere = self._known_prompts() if self.settings.match == "step_and_prompt" else 0
             self.notes.append(
                 f"peer {self.name}: its log has groups for {found:,} of {total:,} prompts of this run, in "
                 f"{len(covered)} of {steps} steps; on the others there is nothing to learn from it"
+                + (f". Whatever the step it has {elsewhere:,} (match: prompt)" if elsewhere > found else "")
             )
         for step in {covered[0], covered[-1]}:
             self._compare_prompts(stream.batch(step - 1), step)
@@ -255,16 +257,18 @@ class StoredPeer:
             )
 
     def _why_nothing_matches(self, total: int) -> str:
-        if self.settings.match == "prompt":
-            return f"none of the {total:,} prompts of this run is in the log; it was recorded on another task"
-        recorded = {key[1] for key in self._groups_of if isinstance(key, tuple)}
-        known = sum(q in recorded for ids in self._planned for q in ids)
+        known = self._known_prompts()
         if not known:
             return f"none of the {total:,} prompts of this run is in the log; it was recorded on another task"
         return (
             f"no prompt of this run has a group of the same step, but {known:,} of {total:,} are in the log in other "
             f"steps; use the seed and training.prompts_per_step of the log's run, or peers.{self.name}.match=prompt"
         )
+
+    def _known_prompts(self) -> int:
+        """How many prompts of the run the log has, whatever the step."""
+        recorded = {key[1] if isinstance(key, tuple) else key for key in self._groups_of}
+        return sum(q in recorded for ids in self._planned for q in ids)
 
     def _compare_prompts(self, prompts: Sequence[Prompt], step: int) -> None:
         chosen = [(prompt, stored) for prompt in prompts if (stored := self._pick(step, prompt.id)) is not None]

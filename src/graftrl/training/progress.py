@@ -51,7 +51,7 @@ class Terminal:
     def start(self, recipe: Recipe, steps: int, state: TrainingState, notes: Sequence[str]) -> None:
         self.steps = steps
         method = recipe.method.name
-        stored = f" with stored peers {', '.join(recipe.peers)}" if recipe.peers else ""
+        stored = f" (stored peer: {', '.join(recipe.peers)})" if recipe.peers else ""
         self.console.print(
             f"[bold]{recipe.name}[/]: {method} on {', '.join(recipe.models)}{stored}, {steps} steps of "
             f"{recipe.training.prompts_per_step} prompts x {recipe.training.group_size} responses"
