@@ -71,8 +71,12 @@ class TestRows:
             ("finish_reason", "eos", "has finish_reason 'eos', not stop or length"),
             ("finish_reason", None, "has no finish_reason"),
             ("logprobs", pl.col("logprobs").list.head(3), "has 5 token ids but 3 log-probabilities"),
-            ("logprobs", pl.col("logprobs") * float("nan"), "has 5 log-probabilities that are not finite"),
-            ("logprobs", pl.col("logprobs") * -0.5, "has a log-probability above 0 (0.5)"),
+            (
+                "logprobs",
+                pl.col("logprobs").list.eval(pl.element() * float("nan")),
+                "has 5 log-probabilities that are not finite",
+            ),
+            ("logprobs", pl.col("logprobs").list.eval(pl.element() * -0.5), "has a log-probability above 0 (0.5)"),
             ("logprobs", pl.lit(None, pl.List(pl.Float32)), "has no log-probabilities; `graftrl logs score` adds them"),
             ("token_ids", pl.lit(None, pl.List(pl.Int32)), "has log-probabilities but no token ids"),
             ("response_index", -3, "has response_index -3"),
@@ -89,7 +93,7 @@ class TestRows:
         assert problems(log) == ["step-000001.parquet, row 3: has finish_reason 'stop' but no token, not even the EOS"]
 
     def test_rounding_above_0_is_no_problem(self, log, file, edit_file):
-        edit_file(file, at(3, "logprobs", pl.col("logprobs") * -1e-7))
+        edit_file(file, at(3, "logprobs", pl.col("logprobs").list.eval(pl.element() * -1e-7)))
         assert problems(log) == []
 
     def test_consecutive_rows_with_one_fault_are_one_problem_across_slices(self, log, file, edit_file, monkeypatch):
