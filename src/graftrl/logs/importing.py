@@ -121,6 +121,8 @@ def import_log(
         steps = _spill(responses, parts)
         if not steps:
             raise DataError(f"{settings.run}: holds no response")
+        if task is not None:
+            task.find(_prompt_texts([file for files in steps.values() for file in files]))
         for step in sorted(steps):
             rows = pl.concat([pl.read_parquet(file) for file in steps[step]])
             frame = _step_frame(step, rows, settings, task, codec, report)
@@ -160,6 +162,15 @@ def _spill(responses: Iterable[Foreign], parts: Path) -> dict[int, list[Path]]:
             characters = 0
     flush()
     return files
+
+
+def _prompt_texts(parts: Sequence[Path]) -> list[str]:
+    """The different prompts of all steps. Looked up together, they pass the search for problems once."""
+    last = pl.col("messages").list.last().struct.field("content")
+    texts: set[str] = set()
+    for part in parts:
+        texts |= set(pl.read_parquet(part, columns=["messages"]).select(last).to_series())
+    return sorted(texts)
 
 
 def _step_frame(
