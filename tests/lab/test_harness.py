@@ -13,15 +13,18 @@ from typing import Any
 import pytest
 from fake_runs import RECIPE, write_run
 from rich.console import Console
+from typer.testing import CliRunner
 
+from graftrl.cli import app
 from graftrl.config import load_recipe
 from graftrl.errors import ConfigError, RunError
 from graftrl.lab import harness, plan
 from graftrl.lab.harness import Options, list_runs, run_lab
 from graftrl.lab.jobs import Job, finished_steps
-from graftrl.lab.pairs import Regime
-from graftrl.lab.plan import Laboratory
-from graftrl.lab.results import COLUMNS
+from graftrl.lab.pages import Page, clipping
+from graftrl.lab.pairs import PAIRS, Regime
+from graftrl.lab.plan import Laboratory, cells_of
+from graftrl.lab.results import COLUMNS, read_result
 from graftrl.lab.studies import STUDIES
 from graftrl.training.loop import train
 from graftrl.training.progress import Silent
@@ -99,11 +102,16 @@ def test_tables_by_hand(tmp_path: Path, training: FakeTraining) -> None:
     lines = page.read_text().splitlines()
     row = next(line for line in lines if line.startswith("| A | `graft` |"))
     assert [cell.strip() for cell in row.split("|")[1:-1]] == [
-        "A", "`graft`", "2", "0.750 ± 1.059", "0.750 ± 1.059", "+0.333 ± 0.000", "< 0.001", "< 0.001",
+        "A", "`graft`", "2", "0.750 ± 1.059", "0.750 ± 1.059", "+0.333 ± 0.000", "< 0.001", "< 0.001", "", "", "",
     ]  # fmt: skip
     assert "- `graft`: higher on 2 of 2 (A in A-B +0.333, B in A-B +0.333)." in lines
     assert "- `sgt`: not distinguishable on 2 of 2 (A in A-B +0.000, B in A-B +0.000)." in lines
-    assert "corrected for 10 comparisons (Holm)" in page.read_text()
+    assert "Against `grpo`, paired by seed, corrected for 10 comparisons (Holm), at 5 %:" in lines
+    assert "Against `graft`, paired by seed, corrected for 8 comparisons (Holm), at 5 %:" in lines  # without GRPO again
+    assert "- `grpo-n32`: lower on 2 of 2 (A in A-B -0.333, B in A-B -0.333)." in lines
+    one = _run(["plain-main"], _options(tmp_path, seeds=1))[0][0].read_text()
+    assert "Against `grpo`, paired by seed, untested:" in one
+    assert "- `graft`: not tested (one seed) on 2 of 2 (A in A-B +0.333, B in A-B +0.333)." in one
 
 
 def test_raw_numbers_hold_every_finished_result(tmp_path: Path, training: FakeTraining) -> None:
@@ -179,6 +187,29 @@ def test_dry_run_lists_runs_with_state_and_time(tmp_path: Path, training: FakeTr
     assert "to be warmed up: A, B, C in regime base" not in said
     assert "9 runs, 5 finished; about " in said
     assert "with 2 workers" in said
+
+
+def test_clipping_is_told_in_words(tmp_path: Path, training: FakeTraining) -> None:
+    """Fake runs clip one of ten grafted tokens in every second step, and a tenth of their own tokens in all."""
+    _run(["plain-position"], _options(tmp_path, seeds=1))
+    lab = Laboratory(RECIPE, tmp_path / "runs" / "lab", 10)
+    cells = cells_of(STUDIES["position"], [PAIRS["A-B"]], 1)
+    results = [result for cell in cells if (result := read_result(lab, cell)) is not None]
+    said = clipping(Page(STUDIES["position"], [PAIRS["A-B"]], results))
+    assert (
+        "5.000 % of grafted tokens are clipped with the peer last and 5.000 % with it first, a factor of 1.0." in said
+    )
+    assert "| A-B | `graft, peer last` | B | 10.000 % | 5.000 % | 50.0 % |" in said
+
+
+def test_the_command_line_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(harness, "list_runs", lambda *arguments: given.append(arguments))
+    command = ["lab", "main", "cost", "--dry-run", "--pairs", "A-B,A-C", "--pairs", "B-C", "--seeds", "3", "--no-holm"]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert given == [(["main", "cost"], Options(pairs=("A-B", "A-C", "B-C"), seeds=3, corrected=False))]
+    assert CliRunner().invoke(app, ["lab", "main", "--seeds", "0"]).exit_code != 0
+    assert CliRunner().invoke(app, ["lab"]).exit_code != 0
 
 
 def test_unknown_names_are_refused(tmp_path: Path) -> None:

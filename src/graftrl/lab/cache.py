@@ -26,6 +26,8 @@ from graftrl.lab.warmup import WARMUPS, WarmupReport, WarmupSettings, warm_up
 
 SHIPPED = Path(__file__).parent / "warm"  # the default pair, as `ensure_warm_pair(..., shipped=None)` built it
 
+CACHE = "lab-cache"  # the name of the folder of warmed-up models beside folders of runs, which share it
+
 CODE_VERSION = 1  # raised with every change of the laboratory's code that changes weights or reports
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-from graftrl.report.plots import COLORS, INK, MUTED, panels, to_svg
+from graftrl.report.plots import COLORS, INK, MUTED, panels, require_matplotlib, to_svg
 
 Point = tuple[float, float]
 
@@ -33,6 +33,9 @@ def score_against_cost(
     Args:
         line: methods whose points are joined, in this order. label: of the score.
     """
+    require_matplotlib()
+    from matplotlib.ticker import EngFormatter
+
     figure, axes = panels(len(costs))
     for axis, (cost, points) in zip(axes, costs.items(), strict=True):
         joined = [points[method][:2] for method in line if method in points]
@@ -41,6 +44,7 @@ def score_against_cost(
         for (method, (x, y, half)), color in zip(points.items(), itertools.cycle(COLORS), strict=False):
             axis.errorbar(x, y, yerr=half or 0.0, fmt="o", color=color, capsize=3, label=method)
         axis.set(xlabel=cost, xlim=(0, None))
+        axis.xaxis.set_major_formatter(EngFormatter(sep=""))  # 200k, 1.2M
     axes[0].set_ylabel(label)
     axes[-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.03))
     return to_svg(figure, "cost")

@@ -22,9 +22,10 @@ from graftrl.report.data import Run, clipping_table, exchange_table
 from graftrl.report.html import plus_minus
 
 SELECTION_RULE = (
-    f"every model is evaluated on {VALIDATION_PROMPTS} held-out prompts every {EVALUATE_EVERY} steps; the step with "
-    f"the highest pass@1 on the first {SELECTION_PROMPTS} of them is selected (the first of several, never the start), "
-    f"and the score is pass@1 of that step on the other {VALIDATION_PROMPTS - SELECTION_PROMPTS}"
+    f"every model is evaluated on {VALIDATION_PROMPTS} held-out prompts every {EVALUATE_EVERY} steps and after the "
+    f"last; the step with the highest pass@1 on the first {SELECTION_PROMPTS} of them is selected (the first of "
+    f"several, never the start), and the score is pass@1 of that step on the other "
+    f"{VALIDATION_PROMPTS - SELECTION_PROMPTS}"
 )
 
 
@@ -88,7 +89,7 @@ def verdicts(page: Page) -> str:
             continue
         tested = sum(c.test.p is not None for c in found)
         how = f"corrected for {tested} comparisons (Holm), at 5 %" if page.corrected else "not corrected, at 5 % each"
-        paragraphs.append(f"Against `{reference}`, paired by seed, {how}:")
+        paragraphs.append(f"Against `{page.study.label(reference)}`, paired by seed, {how if tested else 'untested'}:")
         paragraphs.append(
             "\n".join(
                 f"- {_verdict(page, method, [c for c in found if c.method == method])}"
@@ -216,8 +217,14 @@ def costs(page: Page) -> str:
         "Means over seeds; in brackets, relative to the baseline. Training: wall seconds of one process with one "
         "thread, without evaluation and checkpoints. To the selected checkpoints: where each model has a run of its "
         "own, the sum of both up to their own checkpoints; of a joint run, up to the later one. Trained tokens are "
-        "those that a loss is averaged over. `graft-stored` leaves out the runs whose logs it reads.",
+        "those that a loss is averaged over.",
     ]
+    if "graft-stored" in page.study.methods:
+        blocks.append("`graft-stored` leaves out the runs whose logs it reads.")
+    if "dapo" in page.study.methods:
+        blocks.append(
+            "`dapo`: tokens are those of the groups that it kept; what it refused shows in its seconds alone."
+        )
     header = ["method", "pass@1 of both"]
     for cost in _COSTS:
         header += [f"{cost}: selected", "whole run"]
@@ -345,8 +352,23 @@ def clipping(page: Page) -> str:
     return (
         "## Clipped tokens\n\nShare of loss tokens whose clipped surrogate is strictly smaller than the unclipped one, "
         "over all steps and seeds. The last column is of the steps that trained on grafted tokens.\n\n"
+        + _last_over_first(page)
         + markdown_table(header, table, text_columns=3)
     )
+
+
+def _last_over_first(page: Page) -> str:
+    """How many times as many grafted tokens are clipped with the peer last as with the peer first."""
+    shares = {}
+    for method in ("graft", "graft-peer-first"):
+        counts = clipping_table([r.run for r in page.results if r.cell.method == method]).filter(kind="grafted")
+        tokens, clipped = float(counts["tokens"].sum()), float(counts["clipped"].sum())
+        if tokens == 0:
+            return ""
+        shares[method] = clipped / tokens
+    last, first = shares.values()
+    said = f"{100 * last:.3f} % of grafted tokens are clipped with the peer last and {100 * first:.3f} % with it first"
+    return f"{said}{f', a factor of {last / first:.1f}' if first else ''}.\n\n"
 
 
 def _percent(counts: pl.DataFrame) -> str:

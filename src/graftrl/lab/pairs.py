@@ -81,7 +81,12 @@ REGIMES: dict[str, Regime] = {
             warmup={name: {"steps": 2 * WARMUPS[name].steps} for name in LAB_MODELS},
             recipe=("sampling.max_response_tokens=40",),
         ),
-        Regime("programs", "another draw of the hidden programs", task={"program_seed": 1}),
+        Regime(
+            "programs",
+            "another draw of the hidden programs; a longer warm-up of A, which learns to execute later here",
+            task={"program_seed": 1},
+            warmup={"A": {"steps": 1000}},
+        ),
         Regime(
             "style",
             "model B separates the two steps of a response by | where the others write ;",

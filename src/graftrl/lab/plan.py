@@ -12,13 +12,12 @@ import numpy as np
 
 from graftrl.config import Recipe, load_recipe
 from graftrl.errors import ConfigError
+from graftrl.lab.cache import CACHE
 from graftrl.lab.jobs import Job, finished_steps
 from graftrl.lab.pairs import PAIRS, REGIMES, Pair
 from graftrl.lab.programs import HiddenProgramsConfig
 from graftrl.lab.studies import BASELINE, Study, lab_method
 from graftrl.report.data import Run, read_runs
-
-CACHE = "lab-cache"  # beside the folder of runs, shared with the quickstart
 
 # Validation prompts are evaluated every few steps. The first ones select a checkpoint; the rest test it.
 VALIDATION_PROMPTS = 960
@@ -197,8 +196,8 @@ STEP_S = {"A": 0.14, "B": 0.14, "C": 0.19}
 EVALUATION_S = {"A": 0.32, "B": 0.32, "C": 0.40}
 START_S = 6.0  # of a process: imports, loading
 # A method's step over GRPO's.
-RELATIVE_STEP = {"grpo-n16": 2.1, "grpo-n32": 4.5, "dapo": 2.4, "hacpo": 2.2}
-_OTHER_RELATIVE_STEP = 1.4  # of GRAFT
+RELATIVE_STEP = {"grpo-n16": 2.1, "grpo-n32": 4.5, "dapo": 2.8, "hacpo": 3.2}
+_OTHER_RELATIVE_STEP = 1.5  # of GRAFT and SGT
 WARMUP_S = 75.0  # of one model
 
 

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from graftrl.config import Recipe, load_recipe
 from graftrl.errors import ConfigError, RunError
-from graftrl.lab.cache import ensure_warm_pair
+from graftrl.lab.cache import CACHE, ensure_warm_pair
 from graftrl.lab.jobs import Job, run_jobs
 from graftrl.lab.models import LAB_MODELS
 from graftrl.lab.programs import HiddenProgramsConfig
@@ -30,7 +30,6 @@ from graftrl.training.run_folder import write_text
 
 METHODS: dict[str, type[Settings]] = {"grpo": GRPOSettings, "graft": GRAFTSettings}
 WALL_FILE = "wall.json"
-CACHE = "lab-cache"  # beside the quickstart's folder, shared with other laboratory runs
 
 
 def run_quickstart(

@@ -81,6 +81,7 @@ STUDIES: dict[str, Study] = {
             "from a peer?",
             _ALL_PAIRS,
             ("grpo", "grpo-n16", "grpo-n32", "hacpo", "sgt", "graft"),
+            references=("grpo", "graft"),
             parts=("verdicts", "scores", "curves", "cost plot", "complementarity", "exchange", "paper"),
         ),
         Study(
@@ -160,6 +161,7 @@ STUDIES: dict[str, Study] = {
             "What does each method cost for what it reaches?",
             _FIRST_PAIR,
             ("grpo", "grpo-n16", "grpo-n32", "dapo", "hacpo", "sgt", "graft", "graft-stored"),
+            references=("grpo", "graft"),
             parts=("verdicts", "costs", "cost plot", "scores", "paper"),
         ),
         Study(
