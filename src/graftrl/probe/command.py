@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from graftrl.chunks import shown, told_where
 from graftrl.config import Recipe, load_recipe
 from graftrl.engines.local import LocalEngine
 from graftrl.errors import ConfigError
@@ -28,7 +25,6 @@ from graftrl.training.run_folder import RunFolder, disk_errors, write_text
 
 THRESHOLDS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9)
 PAPER_STEP = 128  # prompts a step in the paper's runs
-LINE_S = 5.0
 REPORT, PAGE = "probe.json", "probe.html"
 
 
@@ -75,7 +71,7 @@ def run_probe(request: ProbeRequest, console: Console | None = None, progress: C
     step_sizes = list(dict.fromkeys([_step_prompts(request, recipe), PAPER_STEP]))
     with disk_errors(root, again="the same command goes on where this one stopped", option="--out"):
         root.mkdir(parents=True, exist_ok=True)
-        with RunFolder(root).locked("--out"), _told_where(root):
+        with RunFolder(root).locked("--out"), told_where(root, "prompts"):
             if request.logs:
                 report, observed = _from_logs(request, recipe, thresholds, step_sizes)
             else:
@@ -99,8 +95,8 @@ def _from_models(
     progress: Console | None,
 ) -> tuple[ProbeReport, Observed]:
     prompts = request.prompts or 200
-    with _shown(progress) as shown:
-        notes = live.sample(recipe, root, prompts, shown)
+    with shown("prompts", progress) as progressed:
+        notes = live.sample(recipe, root, prompts, progressed)
     observed = observe(open_logs([root]), prompts=live.sampled_prompts(root, prompts))
     use_logged_scores(observed)
     observed.notes.clear()  # how logs were matched is no news here
@@ -239,33 +235,3 @@ def _step_prompts(request: ProbeRequest, recipe: Recipe | None) -> int:
     if request.step_prompts is not None:
         return request.step_prompts
     return PAPER_STEP if recipe is None else recipe.training.prompts_per_step
-
-
-@contextlib.contextmanager
-def _told_where(root: Path) -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        print(f"{root} keeps the prompts that were finished; the same command goes on from there", file=sys.stderr)
-        raise
-
-
-@contextlib.contextmanager
-def _shown(console: Console | None) -> Iterator[live.Progress]:
-    """A bar on a terminal; elsewhere a line, at most one every LINE_S seconds."""
-    console = console or Console(stderr=True)
-    if console.is_terminal:
-        columns = (TextColumn("prompts"), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console, transient=True) as bar:
-            task = bar.add_task("", total=None)
-            yield lambda done, wanted: bar.update(task, completed=done, total=wanted)
-        return
-    last = time.monotonic()
-
-    def line(done: int, wanted: int) -> None:
-        nonlocal last
-        if time.monotonic() - last >= LINE_S:
-            last = time.monotonic()
-            console.print(f"{done} of {wanted} prompts", highlight=False)
-
-    yield line

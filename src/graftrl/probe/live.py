@@ -6,30 +6,24 @@ scores of the peer responses that GRAFT could exchange. `probe.yaml` says what w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import polars as pl
-import yaml
 
+from graftrl.chunks import CHUNK, Progress, Record, chunk_sizes, fill, model_files, model_record, prompts_in
 from graftrl.config import Recipe
 from graftrl.engines.local import LocalEngine
-from graftrl.errors import RunError
-from graftrl.logs.reader import RolloutLog
 from graftrl.logs.rollouts import write_rollouts, write_transfers
 from graftrl.probe.observe import score_candidates
 from graftrl.rollout import Prompt
 from graftrl.seeds import derive_seed
 from graftrl.tasks import VerificationPool, build_task, grade_groups
 from graftrl.training.data import PromptStream, check_lengths, prompt_length, within_limit
-from graftrl.training.run_folder import RunFolder, write_text
+from graftrl.training.run_folder import RunFolder
 
-CHUNK = 32  # prompts that are sampled, graded and written together
-IDENTITY = "probe.yaml"
-_SAMPLES = ("path", "dtype", "trust_remote_code", "chat_template", "bos", "extra_stop_tokens")  # what decides responses
-
-Progress = Callable[[int, int], None]  # prompts done, prompts wanted
+RECORD = Record("probe", "a probe")
 
 
 def sample(recipe: Recipe, root: Path, prompts: int, progress: Progress = lambda done, wanted: None) -> list[str]:
@@ -50,7 +44,7 @@ def sample(recipe: Recipe, root: Path, prompts: int, progress: Progress = lambda
     """
     check_identity(recipe, root)
     run = RunFolder(root)
-    wanted = chunk_sizes(prompts)
+    wanted = chunk_sizes(prompts, CHUNK)
     missing = [index for index, size in enumerate(wanted) if chunk_prompts(run, index) < size]
     if not missing:
         return []
@@ -62,18 +56,18 @@ def sample(recipe: Recipe, root: Path, prompts: int, progress: Progress = lambda
     notes = [*task.notes, *engine.notes, *notes]
     if len(usable) < prompts:
         notes.append(f"the task has only {len(usable)} usable training prompts")
-        prompts = len(usable)
-        wanted = chunk_sizes(prompts)
+        wanted = chunk_sizes(len(usable), CHUNK)
     stream = PromptStream(usable, 1, recipe.seed)
     verification = recipe.verification
-    _write_identity(recipe, root)
+    RECORD.write(root, identity(recipe), weights(recipe))
     with VerificationPool(verification.workers, verification.limit_s) as pool:
-        for index, size in enumerate(wanted):
-            if chunk_prompts(run, index) < size:
-                chunk = [stream.batch(index * CHUNK + i)[0] for i in range(size)]
-                check_lengths(chunk, lengths, limit)
-                _answer(recipe, run, engine, task, pool, index, chunk)
-            progress(index * CHUNK + size, prompts)
+
+        def answer(index: int, size: int) -> None:
+            chunk = [stream.batch(index * CHUNK + i)[0] for i in range(size)]
+            check_lengths(chunk, lengths, limit)
+            _answer(recipe, run, engine, task, pool, index, chunk)
+
+        fill(wanted, lambda index: chunk_prompts(run, index), answer, progress)
     return notes
 
 
@@ -122,24 +116,16 @@ def without_training(recipe: Recipe) -> Recipe:
 # Chunks ---------------------------------------------------------------------------------------------------------------
 
 
-def chunk_sizes(prompts: int) -> list[int]:
-    """`[32, 32, ..., rest]`."""
-    return [min(CHUNK, prompts - start) for start in range(0, prompts, CHUNK)]
-
-
 def chunk_prompts(run: RunFolder, index: int) -> int:
     """How many prompts a chunk has on disk; 0 where it is not there, or its scores are not."""
-    file = run.step_file("rollouts", index + 1)
-    if not file.exists() or not run.step_file("exchange", index + 1).exists():
-        return 0
-    log = RolloutLog(file)
-    return min(log.group_index(model).height for model in log.models)
+    scored = run.step_file("exchange", index + 1).exists()
+    return prompts_in(run.step_file("rollouts", index + 1)) if scored else 0
 
 
 def sampled_prompts(root: Path, prompts: int) -> list[str]:
     """Ids of the first `prompts` prompts of a probe's folder, in the order in which they were sampled."""
     run, found = RunFolder(root), []
-    for index, size in enumerate(chunk_sizes(prompts)):
+    for index, size in enumerate(chunk_sizes(prompts, CHUNK)):
         file = run.step_file("rollouts", index + 1)
         if file.exists():  # a task may have fewer prompts
             ids = pl.read_parquet(file, columns=["prompt_id"])["prompt_id"].unique(maintain_order=True)
@@ -156,61 +142,22 @@ def identity(recipe: Recipe) -> dict[str, Any]:
     return {
         "seed": recipe.seed,
         "group_size": recipe.training.group_size,
-        "models": {name: {key: model[key] for key in _SAMPLES} for name, model in content["models"].items()},
+        "models": {name: model_record(settings) for name, settings in recipe.models.items()},
         "task": content["task"],
         "sampling": content["sampling"],
     }
 
 
 def weights(recipe: Recipe) -> dict[str, list[list[Any]]]:
-    """Name, size in bytes and time of change of a local model's files; a hub id has none."""
-    found: dict[str, list[list[Any]]] = {}
-    for name, settings in recipe.models.items():
-        path = Path(settings.path).expanduser()
-        files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
-        if files:
-            found[name] = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
-    return found
+    """The files of every local model."""
+    found = {name: model_files(settings.path) for name, settings in recipe.models.items()}
+    return {name: files for name, files in found.items() if files}
 
 
 def check_identity(recipe: Recipe, root: Path) -> None:
-    """Raises RunError where the folder is not empty and does not hold a probe of the same models and settings.
-
-    Models that are not at their place any more do not matter: what they said is here.
-    """
-    file = root / IDENTITY
-    if not file.is_file():
-        if (root / "rollouts").exists() or (root / "config.yaml").exists():
-            raise RunError(f"{root} holds something else than a probe; choose another --out")
-        return
-    try:
-        held = yaml.safe_load(file.read_text(encoding="utf-8"))
-        probe, files_then = held["probe"], held["weights"]
-    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise RunError(f"{file}: not what a probe writes; choose another --out or remove that folder") from error
-    difference = _first_difference(probe, identity(recipe))
-    if difference:
-        raise RunError(f"{root} holds a probe with another {difference}; choose another --out or remove that folder")
-    for name, files in weights(recipe).items():
-        if files_then.get(name, files) != files:
-            raise RunError(
-                f"{root}: the files of model {name!r} have changed since its responses were sampled; choose another "
-                "--out or remove that folder"
-            )
-
-
-def _write_identity(recipe: Recipe, root: Path) -> None:
-    held = {"probe": identity(recipe), "weights": weights(recipe)}
-    write_text(root / IDENTITY, yaml.safe_dump(held, sort_keys=False, allow_unicode=True))
-
-
-def _first_difference(old: Any, new: Any, where: str = "") -> str:
-    """The dotted key of the first value that differs, with both values; "" if none does."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in [*old, *(key for key in new if key not in old)]:
-            below = f"{where}.{key}" if where else str(key)
-            found = _first_difference(old.get(key), new.get(key), below)
-            if found:
-                return found
-        return ""
-    return "" if old == new else f"{where} ({old!r} there, {new!r} here)"
+    """Raises RunError where the folder is not empty and does not hold a probe of the same models and settings."""
+    held = RECORD.read(root)
+    if held is not None:
+        asked, files = held
+        RECORD.refuse_other(root, asked, identity(recipe))
+        RECORD.refuse_changed(root, files, weights(recipe))
