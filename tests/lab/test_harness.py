@@ -79,7 +79,7 @@ def _run(names: Sequence[str], options: Options, **changed: Any) -> tuple[list[P
 
 def test_a_study_is_trained_once_and_written_again(tmp_path: Path, training: FakeTraining) -> None:
     (page,), said = _run(["plain-main"], _options(tmp_path))
-    assert page == tmp_path / "runs" / "lab" / "results" / "plain-main.md"  # reduced, so not among the documents
+    assert page == tmp_path / "runs" / "lab" / "steps-10" / "results" / "plain-main.md"  # reduced: not a document
     assert "18 runs, 18 to be trained" in said
     assert len(training.trained) == 18
     text = page.read_text()
@@ -146,7 +146,7 @@ def test_a_failure_is_reported_after_the_rest_was_written(tmp_path: Path, traini
     training.failing = "sgt seed 1"
     with pytest.raises(RunError, match="1 runs failed: A-B sgt seed 1"):
         _run(["plain-main"], _options(tmp_path))
-    text = (tmp_path / "runs" / "lab" / "results" / "plain-main.md").read_text()
+    text = (tmp_path / "runs" / "lab" / "steps-10" / "results" / "plain-main.md").read_text()
     assert "**Missing: 1 of 12 results** (A-B sgt seed 1)" in text
     training.failing = "nothing fails"
     _run(["plain-main"], _options(tmp_path))

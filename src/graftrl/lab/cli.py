@@ -18,8 +18,8 @@ def lab(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Where pages, plots and lab.csv go; by default docs/results, or RUN/results if seeds, pairs or steps "
-            "are reduced.",
+            help="Where pages, plots and lab.csv go; by default docs/results, or beside the runs if seeds, pairs or "
+            "steps are reduced.",
             show_default=False,
         ),
     ] = None,

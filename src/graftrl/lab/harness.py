@@ -41,8 +41,8 @@ DOCS = Path("docs/results")
 
 @dataclass(frozen=True)
 class Options:
-    """seeds, pairs, steps: None for the study's own. out: where results go; by default `docs/results`, or `results` in
-    the folder of runs if seeds, pairs or steps were reduced."""
+    """seeds, pairs, steps: None or empty for the study's own. out: where results go; by default `docs/results`, or
+    `results` beside the runs if seeds, pairs or steps were reduced."""
 
     recipe: Path = Path("recipes/quickstart.yaml")
     root: Path = Path("runs/lab")
@@ -125,7 +125,7 @@ def run_lab(
     failure: RunError | None = None
     if not tables_only:
         failure = _train(lab, keys, options, console)
-    out = options.out or (lab.root / "results" if _is_reduced(lab, planned) else DOCS)
+    out = options.out or (lab.base / "results" if _is_reduced(lab, planned) else DOCS)
     known: dict[Cell, Result | None] = {}
     pages = [_write_page(lab, each, options, out, known, console) for each in planned]
     _write_numbers(lab, planned, out, known, console)

@@ -130,9 +130,13 @@ class Laboratory:
     def model_folder(self, regime: str, model: str) -> Path:
         return self._warm_folders[regime][model]
 
+    @property
+    def base(self) -> Path:
+        """Where runs of this number of steps lie."""
+        return self.root / f"steps-{self.steps}" if self.reduced else self.root
+
     def folder(self, key: RunKey) -> Path:
-        root = self.root / f"steps-{self.steps}" if self.reduced else self.root
-        return root / key.regime / key.who / f"{key.method}-seed{key.seed}"
+        return self.base / key.regime / key.who / f"{key.method}-seed{key.seed}"
 
     def is_finished(self, key: RunKey) -> bool:
         return finished_steps(self.folder(key)) >= self.steps
