@@ -148,6 +148,11 @@ class TestTRL:
         with pytest.raises(DataError, match=rf"completions_00001\.parquet, row 1: .*{fault}"):
             list(read_trl(tmp_path, None, []))
 
+    def test_a_prompt_needs_a_question(self, tmp_path):
+        write_trl(tmp_path, 1, {"prompt": [chat("hm")], "completion": ["c"], "accuracy": [0.0]})
+        with pytest.raises(DataError, match="row 1: the prompt asks nothing"):
+            list(read_trl(tmp_path, None, []))
+
     def test_torn_file_and_missing_column(self, tmp_path):
         write_trl(tmp_path, 1, {"prompt": ["p"], "accuracy": [0.0]})
         file = tmp_path / "completions_00001.parquet"

@@ -181,6 +181,13 @@ class TestTask:
         report, _ = imported(tmp_path / "log", foreign("p", "x"), foreign("q", "x", rendered=True), chat)
         assert (report.counts["plain"], report.counts["rendered"]) == (1, 1)
 
+    def test_a_given_beginning_of_the_answer_is_no_part_of_the_problem(self, tmp_path, task):
+        messages = ({"role": "user", "content": "2+1?"}, {"role": "assistant", "content": "0+1? no,"})
+        given = Foreign("x", 1, messages, "3", None, 1.0, plain=False, rendered=False)
+        _, frame = imported(tmp_path / "log", given, task=task)
+        assert frame["prompt_id"].to_list() == ["id-2"]
+        assert frame["messages"].to_list() == [list(messages)]
+
     def test_prompts_that_the_task_does_not_have(self, tmp_path, task):
         responses = [foreign("2+1?", "3"), foreign("9+9?", "18")]
         with pytest.raises(

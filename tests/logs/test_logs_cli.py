@@ -78,7 +78,9 @@ class TestImportScoreMerge:
         code, out, _ = graftrl("logs", "validate", first)
         assert code == 2 and f"{first}/step-000001.parquet, rows 1-4: has no log-probabilities" in out
         code, out, _ = graftrl("logs", "score", first, "--model", pair["A"], "--device", "cpu")
-        assert code == 0 and out.splitlines()[-1] == f"{first}: 8 responses scored, 0 left without log-probabilities"
+        total, note = out.splitlines()[-2:]
+        assert code == 0 and total == f"{first}: 8 responses scored, 0 left without log-probabilities"
+        assert note.startswith("note: they were sampled by 2 versions of the model")
         code, out, _ = graftrl("logs", "score", first, "--model", pair["A"], "--device", "cpu")
         assert code == 0 and out == f"{first}: 0 responses scored, 0 left without log-probabilities\n"
         code, out, _ = graftrl(

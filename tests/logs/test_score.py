@@ -93,6 +93,7 @@ def test_generation_logprobs_come_back_from_the_sampled_ids(policy, sampled):
     forget(sampled, "logprobs")
     results = list(score_log(sampled, policy))
     assert [(result.scored, result.encoded) for result in results] == [(6, 0), (6, 0)]
+    assert [result.versions for result in results] == [{0}, {1}]
     after = read(sampled)
     assert after.drop("logprobs").equals(before.drop("logprobs"))
     for new, old in zip(after["logprobs"], before["logprobs"], strict=True):

@@ -157,13 +157,20 @@ def score(
     for note in policy.notes:
         typer.echo(f"note: {note}")
     scored = skipped = unknown = 0
+    versions: set[int] = set()
     for result in score_log(path, policy, name, out):
         without = "".join(f", {count} not ({reason})" for reason, count in result.skipped.items())
         typer.echo(f"{result.file}: {result.scored} scored, {result.encoded} of them encoded from text{without}")
         scored += result.scored
         skipped += result.skipped.total()
         unknown += result.unknown_sampling
+        versions |= result.versions
     typer.echo(f"{out or path}: {scored:,} responses scored, {skipped:,} left without log-probabilities")
+    if len(versions) > 1:
+        typer.echo(
+            f"note: they were sampled by {len(versions)} versions of the model while it was trained; the "
+            "log-probabilities are exact only for the version whose weights were given"
+        )
     if unknown:
         typer.echo(f"note: how {unknown:,} of them were sampled is unknown; if not plainly, the values are not theirs")
 

@@ -23,7 +23,7 @@ from typing import Any
 import polars as pl
 
 from graftrl.errors import DataError
-from graftrl.rollout import Message
+from graftrl.rollout import Message, Prompt
 from graftrl.tasks.data import read_jsonl
 
 _TRL_COLUMNS = ("step", "prompt", "completion", "advantage")
@@ -46,6 +46,11 @@ class Foreign:
     reward: float | None
     plain: bool
     rendered: bool
+
+    @property
+    def asked(self) -> str:
+        """The last message, without a given beginning of the answer."""
+        return Prompt("", self.messages, "", "").question[-1]["content"]
 
 
 def read_verl(path: Path, reward: str | None, notes: list[str]) -> Iterator[Foreign]:
@@ -174,7 +179,10 @@ def _messages(where: str, prompt: Any) -> tuple[Message, ...]:
         return ({"role": "user", "content": prompt},)
     if not isinstance(prompt, list) or not prompt:
         raise DataError(f"{where}: the prompt is neither a text nor a list of messages")
-    return tuple({"role": _text(where, "role", m.get("role")), "content": _content(where, m)} for m in prompt)
+    messages = tuple({"role": _text(where, "role", m.get("role")), "content": _content(where, m)} for m in prompt)
+    if all(message["role"] == "assistant" for message in messages):
+        raise DataError(f"{where}: the prompt asks nothing: all its messages are the assistant's")
+    return messages
 
 
 def _completion(where: str, completion: Any) -> str:

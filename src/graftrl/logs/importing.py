@@ -28,6 +28,7 @@ _NEAR_LIMIT = 0.98
 _PART_SCHEMA: dict[str, Any] = {
     "where": pl.String,
     "messages": ROLLOUT_SCHEMA["messages"],
+    "asked": pl.String,
     "text": pl.String,
     "reference": pl.String,
     "reward": pl.Float64,
@@ -148,7 +149,7 @@ def _spill(responses: Iterable[Foreign], parts: Path) -> dict[int, list[Path]]:
         for step, rows in held.items():
             of_step = files.setdefault(step, [])
             of_step.append(parts / f"{step}-{len(of_step)}.parquet")
-            columns = {name: [getattr(row, name) for row in rows] for name in _PART_SCHEMA}
+            columns: dict[str, Any] = {name: [getattr(row, name) for row in rows] for name in _PART_SCHEMA}
             columns["messages"] = [[dict(message) for message in row.messages] for row in rows]
             with writing(of_step[-1]):
                 pl.DataFrame(columns, schema=_PART_SCHEMA).write_parquet(of_step[-1])
@@ -165,11 +166,10 @@ def _spill(responses: Iterable[Foreign], parts: Path) -> dict[int, list[Path]]:
 
 
 def _prompt_texts(parts: Sequence[Path]) -> list[str]:
-    """The different prompts of all steps. Looked up together, they pass the search for problems once."""
-    last = pl.col("messages").list.last().struct.field("content")
+    """What is asked in any step. Looked up together, these texts pass the search for problems once."""
     texts: set[str] = set()
     for part in parts:
-        texts |= set(pl.read_parquet(part, columns=["messages"]).select(last).to_series())
+        texts |= set(pl.read_parquet(part, columns=["asked"])["asked"])
     return sorted(texts)
 
 
@@ -235,7 +235,7 @@ def _prompts(
     messages = rows["messages"].to_list()
     matches: Sequence[Match | None] = [None] * len(messages)
     if task is not None:
-        matches = task.find([of_row[-1]["content"] for of_row in messages])
+        matches = task.find(rows["asked"].to_list())
     renderings: dict[str, str] = {}
     prompts: list[Prompt | None] = []
     for row, of_row, match in zip(rows.iter_rows(named=True), messages, matches, strict=True):
@@ -252,14 +252,14 @@ def _prompts(
             continue
         else:
             raise DataError(
-                f"{row['where']}: the prompt {logged[-1]['content'][:60]!r}... is none of the task's training prompts; "
+                f"{row['where']}: the prompt {row['asked'][:60]!r}... is none of the task's training prompts; "
                 "--drop-unmatched leaves such prompts out"
             )
         prompts.append(kept)
         if restored and codec is not None:
             if kept.id not in renderings:
                 renderings[kept.id] = codec.tokenizer.decode(codec.encode_prompt(kept), skip_special_tokens=True)
-            report.counts["other rendering"] += renderings[kept.id].strip() != logged[-1]["content"].strip()
+            report.counts["other rendering"] += renderings[kept.id].strip() != row["asked"].strip()
         elif row["rendered"]:
             report.counts["rendered" if match is None else "unlike"] += not restored
         else:

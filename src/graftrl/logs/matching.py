@@ -45,11 +45,11 @@ class TaskPrompts:
         self._prompts: dict[str, Prompt] = {}
         self.repeated = 0
         for prompt in build_task(bare).train:
-            problem = prompt.messages[-1]["content"].strip()
+            problem = prompt.question[-1]["content"].strip()
             if problem in self._prompts:
                 self.repeated += 1
             elif isinstance(config, MathConfig | FunctionConfig) and templated:
-                self._prompts[problem] = replace(prompt, messages=config.messages(prompt.messages[-1]["content"]))
+                self._prompts[problem] = replace(prompt, messages=config.messages(prompt.question[-1]["content"]))
             else:
                 self._prompts[problem] = prompt
         self._known: dict[str, Match | None] = {}
@@ -76,7 +76,7 @@ class TaskPrompts:
             ids = ", ".join(repr(self._prompts[problem].id) for problem in problems[:3])
             raise DataError(f"the prompt {text[:60]!r}... contains several problems of the task: {ids}")
         prompt = self._prompts.get(problems[0]) if problems else None
-        return None if prompt is None else Match(prompt, prompt.messages[-1]["content"].strip() in text)
+        return None if prompt is None else Match(prompt, prompt.question[-1]["content"].strip() in text)
 
 
 def _outermost(problems: Sequence[str]) -> list[str]:

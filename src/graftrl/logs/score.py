@@ -28,13 +28,15 @@ _ROWS_AT_ONCE = 1024
 
 @dataclass
 class Scored:
-    """What was done to one file. skipped: responses that stay without log-probabilities, by reason."""
+    """What was done to one file. skipped: responses that stay without log-probabilities, by reason. versions: of the
+    policy that wrote the others."""
 
     file: Path
     scored: int = 0
     encoded: int = 0
     unknown_sampling: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
+    versions: set[int] = field(default_factory=set)
 
 
 def score_log(path: Path, policy: HFPolicy, model: str | None = None, out: Path | None = None) -> Iterator[Scored]:
@@ -107,7 +109,17 @@ def _score_rows(file: Path, rows: pl.DataFrame, policy: HFPolicy, result: Scored
         waiting.clear()
 
     positions = getattr(policy.loaded.causal_lm.config.get_text_config(), "max_position_embeddings", None)
-    columns = ("row", "prompt_id", "messages", "text", "token_ids", "finish_reason", *SAMPLING, "tokenizer_fingerprint")
+    columns = (
+        "row",
+        "policy_version",
+        "prompt_id",
+        "messages",
+        "text",
+        "token_ids",
+        "finish_reason",
+        *SAMPLING,
+        "tokenizer_fingerprint",
+    )
     for row in rows.select(columns).iter_rows(named=True):
         where = f"{file}, row {row['row']}"
         _check_sampling(where, row, result)
@@ -119,6 +131,7 @@ def _score_rows(file: Path, rows: pl.DataFrame, policy: HFPolicy, result: Scored
         if positions is not None and len(prompt_ids) + len(token_ids) > positions:
             result.skipped[f"longer than the model's {positions} positions"] += 1
             continue
+        result.versions.add(row["policy_version"])
         result.encoded += row["token_ids"] is None
         waiting.append((row["row"], Row(row["prompt_id"], prompt_ids, token_ids, 0.0, "own", policy.name)))
         if len(waiting) >= _ROWS_AT_ONCE:
