@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
-from run_builder import make_run
+from run_builder import GRAFT_COUNTS, group, make_run, metrics_line, recipe_content
 
+from graftrl.config import parse_recipe
 from graftrl.errors import RunError
+from graftrl.logs.rollouts import write_rollouts, write_transfers
+from graftrl.methods import Transfer
+from graftrl.policies.config import SamplingSettings
 from graftrl.report.data import (
     Run,
     clipping_table,
@@ -21,6 +26,7 @@ from graftrl.report.data import (
     scores,
     validation_table,
 )
+from graftrl.training.run_folder import RunFolder
 
 NO_GATE = {"name": "graft", "weighting": "none"}
 
@@ -112,6 +118,46 @@ def test_example_grafts_hold_both_groups(tmp_path: Path) -> None:
     assert first.peer["status"].to_list() == ["admitted", "gated"]
     assert first.peer["weight"].to_list() == [0.9, 0.0]
     assert example_grafts(read_runs([make_run(tmp_path / "b", "grpo")])) == []
+
+
+def make_stored_run(root: Path, log: Path) -> Path:
+    """A alone, against B's part of a log; it takes what the log has for p1 in step 3, whatever the step."""
+    recipe = {**recipe_content("graft"), "models": {"A": {"path": "models/a"}}}
+    recipe["peers"] = {"B": {"log": str(log), "model": "B", "match": "prompt"}}
+    run = RunFolder.create(root, parse_recipe(recipe, "test"))
+    for step in (1, 2):
+        line = metrics_line(step, {"B->A": GRAFT_COUNTS})
+        shares = {"B->A": {"all_fail_prompts": 2, "solved_by_peer": 0.5}}
+        run.append_metrics({**line, "models": {"A": line["models"]["A"]}, "complementarity": shares})
+        write_rollouts(
+            run.step_file("rollouts", step),
+            run="stored", step=step, groups={"A": [group("A", "p1", [0.0, 0.0], "mine")]},
+            sampling=SamplingSettings(), fingerprints={"A": "a"},
+        )  # fmt: skip
+        moved = [
+            Transfer("A", "B", "p1", 0, "admitted", "", 0.0, -0.7, 0.9, 0.9, 3, source_step=3),
+            Transfer("A", "B", "p1", 1, "gated", "score", 1.0, 0.7, 0.5, 0.0, 3, source_step=3),
+        ]
+        write_transfers(run.step_file("exchange", step), step, moved)
+    return root
+
+
+def test_a_stored_peers_texts_come_from_its_log_and_rewards_from_the_run(tmp_path: Path) -> None:
+    log = make_run(tmp_path / "log", text="theirs")
+    (run,) = read_runs([make_stored_run(tmp_path / "stored", log)])
+    first = example_grafts([run])[0]
+    assert first.own["text"].to_list() == ["mine 0", "mine 1"]
+    assert first.peer["text"].to_list() == ["theirs 0", "theirs 1"]
+    assert first.peer["reward"].to_list() == [0.0, 1.0]  # the log says otherwise, and the verifier's verdict counts
+    other = _of_one_model(read_runs([make_run(tmp_path / "other", "graft")])[0], "B")
+    assert example_grafts([join_runs([run, other])])[0].peer.equals(first.peer)
+    counted = complementarity_table([run])
+    assert counted.select("step", "model", "prompts", "all_fail", "solved_by_peer").rows() == [
+        (1, "A", 2.0, 2.0, 1.0),
+        (2, "A", 2.0, 2.0, 1.0),
+    ]
+    shutil.rmtree(log)
+    assert example_grafts([run])[0].peer["text"].to_list() == ["(the peer's log is not there any more)"] * 2
 
 
 def test_runs_of_one_method_with_different_options_are_told_apart(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ exchanges) are read lazily, only the columns that a table needs.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ import yaml
 
 from graftrl.errors import DataError, RunError
 from graftrl.evaluation.intervals import bootstrap_interval, paired_t_interval, t_interval
+from graftrl.logs.config import PeerSettings
+from graftrl.logs.reader import RolloutLog
 from graftrl.logs.rollouts import read_steps
 from graftrl.training.run_folder import RunFolder
 
@@ -40,6 +43,11 @@ class Run:
     @property
     def models(self) -> list[str]:
         return list(self.config["models"])
+
+    @property
+    def parts(self) -> tuple[Run, ...]:
+        """The run folders it was read from."""
+        return (self,)
 
     @property
     def threshold(self) -> float | None:
@@ -88,7 +96,11 @@ class JoinedRun(Run):
     steps are those that all parts have.
     """
 
-    parts: tuple[Run, ...] = ()
+    joined: tuple[Run, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Run, ...]:
+        return self.joined
 
     @property
     def models(self) -> list[str]:
@@ -369,10 +381,14 @@ def cost_table(runs: Sequence[Run]) -> pl.DataFrame:
 def complementarity_table(runs: Sequence[Run]) -> pl.DataFrame:
     """One row per run, step and model: prompts on which all its responses fail, and those of them that a peer solves.
 
-    Counted from the rollouts, so it exists for methods without an exchange too.
+    Counted from the rollouts, so it exists for methods without an exchange too. Stored peers' rollouts lie elsewhere:
+    runs with such peers say in their metrics how many prompts the most helpful peer solves.
     """
     frames = []
     for run in runs:
+        if any(part.config.get("peers") for part in run.parts):
+            frames.append(_complementarity_in_metrics(run).lazy())
+            continue
         rollouts = run.rollouts
         if rollouts is None or len(run.models) < 2:
             continue
@@ -404,6 +420,29 @@ def complementarity_table(runs: Sequence[Run]) -> pl.DataFrame:
     if not frames:
         return _frame([], ("step", "model"), ("prompts", "all_fail", "solved_by_peer"))
     return pl.concat(frames).sort("method", "seed", "step", "model").collect()
+
+
+def _complementarity_in_metrics(run: Run) -> pl.DataFrame:
+    rows = []
+    for part in run.parts:
+        for line in part.metrics:
+            for model in part.models:
+                peers = [of for pair, of in line["complementarity"].items() if pair.endswith(f"->{model}")]
+                if not peers:
+                    continue
+                solved = [of["all_fail_prompts"] * (of["solved_by_peer"] or 0.0) for of in peers]
+                rows.append(
+                    {
+                        "method": run.method,
+                        "seed": run.seed,
+                        "step": line["step"],
+                        "model": model,
+                        "prompts": line["models"][model]["groups"],
+                        "all_fail": peers[0]["all_fail_prompts"],
+                        "solved_by_peer": max(solved),
+                    }
+                )
+    return _frame(rows, ("step", "model"), ("prompts", "all_fail", "solved_by_peer"))
 
 
 def score_table(runs: Sequence[Run]) -> pl.DataFrame:
@@ -456,8 +495,9 @@ def example_grafts(runs: Sequence[Run], count: int = 3) -> list[Graft]:
         grafts = (
             transfers.group_by("step", "receiver", "source", "prompt_id")
             .agg(
+                source_step=pl.col("source_step").first(),
                 telling=((pl.col("status") == "admitted") & (pl.col("reward") == 1.0)).any().cast(pl.Int32)
-                + ((pl.col("status") == "admitted").any() & (pl.col("status") != "admitted").any()).cast(pl.Int32)
+                + ((pl.col("status") == "admitted").any() & (pl.col("status") != "admitted").any()).cast(pl.Int32),
             )
             .sort("step", "receiver", "prompt_id")
             .collect()
@@ -484,7 +524,8 @@ def _spread(grafts: pl.DataFrame, count: int) -> list[dict[str, Any]]:
     return sorted([*chosen, *rest[: count - len(chosen)]], key=lambda graft: graft["step"])
 
 
-def _read_graft(run: Run, chosen: Mapping[str, Any]) -> Graft:
+def _read_graft(whole: Run, chosen: Mapping[str, Any]) -> Graft:
+    run = next(part for part in whole.parts if chosen["receiver"] in part.models)
     rollouts, transfers = run.rollouts, run.transfers
     if rollouts is None or transfers is None:
         raise DataError(f"{run.folder}: the rollout log went away while it was read")
@@ -497,15 +538,20 @@ def _read_graft(run: Run, chosen: Mapping[str, Any]) -> Graft:
     )
     moved = (
         transfers.filter(here & (pl.col("receiver") == chosen["receiver"]) & (pl.col("source") == chosen["source"]))
-        .select("response_index", "score", "weight", "advantage", "status", "reason")
+        .select("response_index", "reward", "score", "weight", "advantage", "status", "reason")
         .collect()
     )
-    peer = responses.filter(pl.col("model") == chosen["source"]).join(
-        moved, on="response_index", how="left", maintain_order="left"
-    )
+    stored = run.config.get("peers", {}).get(chosen["source"])
+    if stored is None:
+        written = responses.filter(pl.col("model") == chosen["source"]).select("response_index", "text", "reward")
+        peer = written.join(moved.drop("reward"), on="response_index", how="left", maintain_order="left")
+    else:  # the verifier's rewards, not those of the log
+        written = _stored_texts(PeerSettings.model_validate(stored), int(chosen["source_step"]), chosen["prompt_id"])
+        peer = moved.sort("response_index").join(written, on="response_index", how="left", maintain_order="left")
+        peer = peer.with_columns(pl.col("text").fill_null("(the peer's log is not there any more)"))
     first = responses.row(0, named=True)
     return Graft(
-        run=run,
+        run=whole,
         step=int(chosen["step"]),
         receiver=str(chosen["receiver"]),
         source=str(chosen["source"]),
@@ -514,6 +560,18 @@ def _read_graft(run: Run, chosen: Mapping[str, Any]) -> Graft:
         own=responses.filter(pl.col("model") == chosen["receiver"]).select("text", "reward"),
         peer=peer.select("text", "reward", "score", "weight", "advantage", "status", "reason"),
     )
+
+
+def _stored_texts(peer: PeerSettings, step: int, prompt_id: str) -> pl.DataFrame:
+    """What a stored peer wrote, from its log; nothing if the log went away."""
+    texts: list[str] = []
+    for path in peer.log:
+        with contextlib.suppress(DataError):  # this log lacks the group; another has it
+            log = RolloutLog(path)
+            group = log.groups(peer.model or log.models[0], [(step, prompt_id)])[step, prompt_id]
+            texts = [response.text for response in group.responses]
+    schema = {"response_index": pl.Int32, "text": pl.String}
+    return pl.DataFrame({"response_index": range(len(texts)), "text": texts}, schema=schema)
 
 
 # Pieces ---------------------------------------------------------------------------------------------------------------
