@@ -128,6 +128,8 @@ class Row:
     source_logprob: mean log-probability per token under the source at generation, EOS excluded; NaN where no term of
         the method reads it.
     clip_high: upper clip bound of this row's ratio; NaN where the objective's own bound holds.
+    constants: named values per token, [T], that the method's token losses read, such as a scorer's log-probabilities.
+    contexts: prompt ids as each scorer reads this row's prompt, where sums over the vocabulary need the scorers.
     """
 
     prompt_id: str
@@ -142,6 +144,8 @@ class Row:
     ends_with_eos: bool = False
     source_logprob: float = float("nan")
     clip_high: float = float("nan")
+    constants: dict[str, NDArray[Any]] = field(default_factory=dict)
+    contexts: dict[str, NDArray[np.int64]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.loss_mask) == 0:

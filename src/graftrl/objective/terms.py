@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from graftrl.objective.distillation import LogMixture
 from graftrl.objective.reduction import Reduction, token_mean
 from graftrl.rollout import Row
 
@@ -21,10 +22,12 @@ from graftrl.rollout import Row
 class TokenBatch:
     """What a token loss may read of a microbatch's rows.
 
-    logprobs_BT carries the gradient; all others are constants. advantages_BT has the row's weight folded in, so a
-    surrogate of it is the weighted surrogate. content_mask_BT is the mask without the final EOS. ref_logprobs_BT is
-    present iff the objective asks for a reference. clip_high_B holds the rows' own upper clip bounds, NaN where a row
-    has none; None when no row has one.
+    logprobs_BT and expected_signal_BT carry gradients; all others are constants. advantages_BT has the row's weight
+    folded in, so a surrogate of it is the weighted surrogate. content_mask_BT is the mask without the final EOS.
+    ref_logprobs_BT is present iff the objective asks for a reference. clip_high_B holds the rows' own upper clip
+    bounds, NaN where a row has none; None when no row has one. constants: the rows' own, by name, 0 where a row has
+    none of that name. expected_signal_BT and the policy's entropy_BT are sums over the vocabulary, present iff the
+    objective has a mixture, and 0 on rows without contexts.
     """
 
     logprobs_BT: Tensor
@@ -35,6 +38,9 @@ class TokenBatch:
     source_logprobs_B: Tensor
     ref_logprobs_BT: Tensor | None = None
     clip_high_B: Tensor | None = None
+    constants: Mapping[str, Tensor] = field(default_factory=dict)
+    expected_signal_BT: Tensor | None = None
+    entropy_BT: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +92,12 @@ class Term:
 
 @dataclass(frozen=True)
 class Objective:
-    """The terms of one minibatch, all to be minimised. needs_reference: some term reads ref_logprobs_BT."""
+    """The terms of one minibatch, all to be minimised. needs_reference: some term reads ref_logprobs_BT. mixture: of
+    frozen models, where a term reads sums over the vocabulary."""
 
     terms: tuple[Term, ...]
     needs_reference: bool = False
+    mixture: LogMixture | None = None
 
 
 def weighted_sum(loss_BT: Tensor, mask_BT: Tensor, scales_B: Tensor) -> Tensor:
