@@ -17,6 +17,7 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,17 +35,25 @@ PHASES = ("sampling", "grading", "scoring", "exchange", "training", "logging")
 
 
 class Side:
-    """One run of the pair, advanced a step at a time."""
+    """One run of a laboratory recipe, advanced a step at a time. folders: of the recipe's models."""
 
-    def __init__(self, method: str, folders: dict[str, Path], root: Path) -> None:
+    def __init__(
+        self,
+        method: str,
+        folders: dict[str, Path],
+        root: Path,
+        recipe: str = "quickstart.yaml",
+        overrides: Sequence[str] = (),
+    ) -> None:
         self.recipe = load_recipe(
-            ROOT / "recipes" / "quickstart.yaml",
+            ROOT / "recipes" / recipe,
             [
                 f"name={method}",
                 f"method={method.removesuffix('_full')}",
                 "training.steps=1000",
                 "evaluation.every=0",
                 *(f"models.{model}.path={json.dumps(str(folder.resolve()))}" for model, folder in folders.items()),
+                *overrides,
             ],
         )
         self.run = RunFolder.create(root / method, self.recipe)

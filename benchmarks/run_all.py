@@ -11,6 +11,7 @@ import floor
 import graft_vs_grpo
 import selection
 import step_vs_trl
+import stored_peer
 from common import HERE, SETTINGS, machine
 
 # key: (target or None, whether more is better)
@@ -19,6 +20,8 @@ TARGETS: dict[str, tuple[float | None, bool]] = {
     "step_speedup_vs_trl_150k": (4.0, True),
     "memory_growth_vs_trl_150k": (0.5, False),
     "graft_over_grpo": (1.15, False),
+    "stored_peer_share": (0.02, False),
+    "stored_graft_over_grpo": (1.05, False),
     "select_1m_seconds": (5.0, False),
 }
 
@@ -27,6 +30,7 @@ def collect() -> dict[str, Any]:
     started = time.perf_counter()
     steps = step_vs_trl.measure()
     graft = graft_vs_grpo.measure()
+    stored = stored_peer.measure()
     floors = floor.measure()
     for name, found in floors.items():
         ours = {phase: steps[f"{name}_step"]["ours_phases"][phase] for phase in ("sampling", "training")}
@@ -34,7 +38,7 @@ def collect() -> dict[str, Any]:
         for phase, seconds in ours.items():
             found[f"{phase}_over_floor"] = seconds / found[f"{phase}_seconds"]
     selected = selection.measure()
-    values = {**steps, **graft, **selected}
+    values = {**steps, **graft, **stored, **selected}
     return {
         **{key: float(values[key]) for key in TARGETS},
         "targets": {key: target for key, (target, _) in TARGETS.items()},
@@ -44,6 +48,7 @@ def collect() -> dict[str, Any]:
             "machine": machine(),
             "step_vs_trl": {key: value for key, value in steps.items() if key not in TARGETS},
             "graft_vs_grpo": {key: value for key, value in graft.items() if key not in TARGETS},
+            "stored_peer": {key: value for key, value in stored.items() if key not in TARGETS},
             "floor": floors,
             "selection": selected,
         },
