@@ -1,7 +1,6 @@
 # Everything runs from .venv in this folder; `make test` and `make quickstart` set it up first.
 PYTHON ?= python3
 PIP := .venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints-cpu.txt
-RUN := OMP_WAIT_POLICY=PASSIVE .venv/bin
 
 .PHONY: install quickstart test lint real-pair bench clean
 
@@ -18,10 +17,10 @@ install: .venv/.installed
 	touch $@
 
 quickstart: install
-	$(RUN)/graftrl quickstart
+	.venv/bin/graftrl quickstart
 
 test: install lint
-	$(RUN)/python -m pytest
+	OMP_WAIT_POLICY=PASSIVE .venv/bin/python -m pytest
 
 lint: install
 	.venv/bin/ruff check .
@@ -32,10 +31,10 @@ lint: install
 real-pair: install
 	$(PIP) --requirement recipes/real_pair/requirements.txt
 	.venv/bin/python recipes/real_pair/prepare.py
-	$(RUN)/graftrl train recipes/real-pair.yaml --run runs/real-pair-$$(date +%Y%m%d-%H%M%S)
+	.venv/bin/graftrl train recipes/real-pair.yaml --run runs/real-pair-$$(date +%Y%m%d-%H%M%S)
 
 bench: install
-	$(RUN)/python benchmarks/run_all.py
+	.venv/bin/python benchmarks/run_all.py
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache

@@ -24,12 +24,11 @@ from tokenizers import pre_tokenizers
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 HERE = Path(__file__).resolve().parent
-THREADS = 1  # at these sizes a second thread adds little, and with other load on the machine it waits for the first
 
 
 def one_thread() -> None:
-    """Both sides of every comparison run on `THREADS` threads."""
-    torch.set_num_threads(THREADS)
+    """As the laboratory's runs: several side by side, each on one thread."""
+    torch.set_num_threads(1)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """The least time a step could take here: its arithmetic and its bytes over this machine's measured rates.
 
-Run as `python benchmarks/floor.py`. Rates are measured on one thread: products of matrices at the step's own shapes,
-exponentials in the cache, and a large copy. The floor of a phase is the larger of its arithmetic time and its memory
-time; activations, attention, norms and everything between the products are taken to be free.
+Run as `python benchmarks/floor.py`. Rates are measured with torch's default threads: products of matrices at the step's
+own shapes, exponentials in the cache, and a large copy. The floor of a phase is the larger of its arithmetic time and
+its memory time; activations, attention, norms and everything between the products are taken to be free.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from common import SMALL, WIDE, Setting, one_thread
+from common import SMALL, WIDE, Setting
 
 
 def best_seconds(work: Callable[[], object], repeats: int = 7, inner: int = 5) -> float:
@@ -71,11 +71,12 @@ def floor(setting: Setting) -> dict[str, float]:
         "bytes": 4 * (decoder + head) * setting.new_tokens
         + 4 * 2 * setting.layers * kv * drawn * (prompt + setting.new_tokens / 2),
     }
-    # Training: forward, gradient of the input, gradient of the weight: 6 operations a weight and token. The head needs
-    # response tokens only; keeping its logits would spare it nothing but 2 more.
+    # Training: forward, gradient of the input, gradient of the weight: 6 operations a weight and token, a prompt's
+    # tokens once for its group. The head needs response tokens only; keeping its logits would spare it nothing but 2
+    # more.
     # Memory: AdamW reads and writes weight and both moments, and reads the gradient.
     training = {
-        "decoder_flops": 6 * decoder * setting.rows * (prompt + setting.new_tokens),
+        "decoder_flops": 6 * decoder * (setting.prompts * prompt + drawn),
         "head_flops": 6 * head * drawn,
         "exps": drawn * setting.vocabulary,
         "bytes": 4 * 7 * (decoder + head),
@@ -111,7 +112,6 @@ def report(setting: Setting, found: dict[str, float], ours: dict[str, float] | N
 
 
 def measure() -> dict[str, dict[str, float]]:
-    one_thread()
     return {setting.name: floor(setting) for setting in (SMALL, WIDE)}
 
 

@@ -19,7 +19,6 @@ from graftrl.probe.cli import probe
 if TYPE_CHECKING:
     from graftrl.training.run_folder import RunFolder
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # waiting threads must not burn the cores of a second process
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 app = typer.Typer(
