@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from graftrl.config import dump_recipe, load_recipe, parse_recipe
+from graftrl.config import dump_recipe, load_recipe, load_task, parse_recipe
 from graftrl.errors import ConfigError
 
 
@@ -151,3 +151,13 @@ def test_a_method_of_your_own_is_named_by_module_and_class():
         parse_recipe(content(method="no_such_module:Method"), "r.yaml")
     with pytest.raises(ConfigError, match="lacks"):
         parse_recipe(content(method="collections:OrderedDict"), "r.yaml")
+
+
+def test_the_task_section_of_any_yaml_file_can_be_read(tmp_path):
+    path = tmp_path / "task.yaml"
+    path.write_text("task: {kind: hidden_programs, families: 3, validation_size: 6}")
+    assert load_task(path).families == 3
+    for text, message in (("x: 1", "no task section"), ("task: {kind: math}", "task.math.train: is missing")):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            load_task(path)

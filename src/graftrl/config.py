@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, field_serializer, field_validator, model_validator
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, field_serializer, field_validator, model_validator
 
 from graftrl.errors import ConfigError
 from graftrl.logs.config import PeerSettings
@@ -165,21 +165,26 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     Raises:
         ConfigError: one line that names the file, the key and what to change.
     """
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path}: no such recipe") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
-    except yaml.YAMLError as error:
-        where = getattr(error, "problem_mark", None)
-        line = f", line {where.line + 1}" if where else ""
-        raise ConfigError(f"{path}{line}: not valid YAML: {getattr(error, 'problem', error)}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: a recipe is a mapping of keys to values")
+    content = _read_yaml(path)
     for override in overrides:
         _apply(content, override)
     return parse_recipe(content, str(path))
+
+
+def load_task(path: Path) -> TaskConfig:
+    """The task section of a YAML file, such as a recipe. Raises ConfigError as `load_recipe`."""
+    content = _read_yaml(path)
+    if "task" not in content:
+        raise ConfigError(f"{path}: has no task section")
+    return parse_task(content["task"], str(path))
+
+
+def parse_task(content: Any, where: str) -> TaskConfig:
+    """Validate a task section; `where` names it in errors."""
+    try:
+        return TypeAdapter(TaskConfig).validate_python(content)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: task.{_first_problem(error)}") from error
 
 
 def parse_recipe(content: dict[str, Any], where: str) -> Recipe:
@@ -193,6 +198,22 @@ def parse_recipe(content: dict[str, Any], where: str) -> Recipe:
 def dump_recipe(recipe: Recipe) -> str:
     """The complete recipe, defaults included, as YAML."""
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: no such recipe") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f", line {where.line + 1}" if where else ""
+        raise ConfigError(f"{path}{line}: not valid YAML: {getattr(error, 'problem', error)}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: a recipe is a mapping of keys to values")
+    return content
 
 
 def _apply(content: dict[str, Any], override: str) -> None:

@@ -97,6 +97,14 @@ def test_a_given_beginning_of_the_answer_follows_the_generation_prompt(policy, m
         assert codec.prompt_token_ids(begun).tolist() == [*codec.prompt_token_ids(plain).tolist(), *tail]
 
 
+def test_prompts_of_two_tasks_may_have_the_same_id(policy):
+    codec = policy("llama").codec
+    one, other = (replace(prompt, id="1", task=f"task {i}") for i, prompt in enumerate(prompts("ab", "ba")))
+    for prompt in (one, other, one):
+        assert codec.prompt_token_ids(prompt).tolist() == codec.encode_prompt(prompt)
+    assert codec.encode_prompt(one) != codec.encode_prompt(other)
+
+
 def test_plain_ignores_the_template(policy, model_folder):
     folder = model_folder("llama", tokenizer=character_tokenizer(template=TEMPLATE))
     ids = policy(folder=folder, chat_template="plain").codec.prompt_token_ids(prompts("ab")[0])

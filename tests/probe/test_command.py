@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from graftrl.config import dump_recipe
+from graftrl.names import model_names
 from graftrl.probe import command, live
-from graftrl.probe.command import model_names
 
 FAIL, HALF = (0, 0), (0, 1)
 TASK = {"task": {"kind": "hidden_programs"}, "sampling": {"max_prompt_tokens": 32, "max_response_tokens": 30}}

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from graftrl.errors import ConfigError, DataError
 from graftrl.tasks import build_task
 from graftrl.tasks.base import Task
-from graftrl.tasks.config import TaskConfig
+from graftrl.tasks.config import DataSource, MathConfig, TaskConfig
 from graftrl.tasks.math import MathVerifier
 
 SUFFIX = r"Let's think step by step and output the final answer within \boxed{}."
@@ -50,6 +50,19 @@ def test_system_message_and_template_are_configurable(tmp_path: Path) -> None:
     path = _jsonl(tmp_path / "train.jsonl", ROWS)
     task = _task(kind="math", train={"path": path}, system="Be brief.", template="Q: {problem} {x}\nA:")
     assert [message["content"] for message in task.train[0].messages] == ["Be brief.", "Q: 1+1? {x}\nA:"]
+
+
+def test_a_complete_dump_of_settings_with_a_template_can_be_loaded_again(tmp_path: Path) -> None:
+    settings = MathConfig(train=DataSource(path=tmp_path / "a.jsonl"), template="{problem}")
+    assert MathConfig.model_validate(settings.model_dump(mode="json")) == settings
+
+
+def test_a_list_of_answers_is_one_reference(tmp_path: Path) -> None:
+    rows = [{"id": "a", "problem": "x^2=4?", "answer": ["2", "-2"]}, {"id": "b", "problem": "1+1?", "answer": [2]}]
+    assert [prompt.reference for prompt in _math(_jsonl(tmp_path / "a.jsonl", rows)).train] == ["2, -2", "2"]
+    rows = [{"id": "a", "problem": "x^2=4?", "answer": []}]
+    with pytest.raises(DataError, match="neither text nor a number"):
+        _math(_jsonl(tmp_path / "b.jsonl", rows))
 
 
 def test_parquet_gives_the_same_prompts_as_jsonl(tmp_path: Path) -> None:
@@ -117,7 +130,7 @@ def test_validation_problems_that_are_in_training_are_reported(tmp_path: Path) -
         ('{"id": "a", "problem": "?"}\n', r"data\.jsonl, row 1: no field 'answer'; the row has: id, problem"),
         ('{"id": "a", "problem": "?", "answer": "1"}\n{"problem": "?", "answer": "1"}', r"row 2: no field 'id'"),
         ('{"id": "a", "problem": 3, "answer": "1"}\n', r"row 1: field 'problem' is no text"),
-        ('{"id": "a", "problem": "?", "answer": [1]}\n', r"row 1: field 'answer' is neither text nor a number"),
+        ('{"id": "a", "problem": "?", "answer": {"x": 1}}\n', r"row 1: field 'answer' is neither text nor a number"),
         ('{"id": "a", "problem": "?", "answer": "1"}\n' * 2, "the id 'a' occurs more than once"),
         ('{"id": "a", "problem": "?", "answer": ""}\n', "all 1 rows have an empty reference answer"),
         ("\n", "the data set is empty"),

@@ -207,7 +207,7 @@ def test_evaluation_marks_the_best_checkpoint_and_keeps_it(make_recipe, new_run)
     best = int(np.argmax(means)) + 1
     state = TrainingState(**json.loads((run.latest_checkpoint() / "state.json").read_text()))
     assert state.best_step == best and state.best_score == pytest.approx(max(means))
-    assert run.checkpoint_steps() == sorted({best, 5})
+    assert run.checkpoint_steps() == sorted({best, 5}) and run.best_step() == best
     assert run.step_file("evaluations", 0).exists()
 
 

@@ -42,15 +42,16 @@ class Codec:
         self.prepend_bos = settings.bos == "add"
         if self.prepend_bos and tokenizer.bos_token_id is None:
             raise ModelError(f"models.{name}.bos is 'add' but the tokenizer of {settings.path} has no BOS token")
-        self._prompt_ids: dict[str, NDArray[np.int64]] = {}
+        self._prompt_ids: dict[tuple[str, str], NDArray[np.int64]] = {}
 
     def prompt_token_ids(self, prompt: Prompt) -> NDArray[np.int64]:
-        """The prompt in this model's tokens, with at most one BOS. Remembered by prompt id, unless it has a prefix."""
+        """The prompt in this model's tokens, at most one BOS. Remembered by task and id, unless it has a prefix."""
         if prompt.prefix:  # which may be another one in every step
             return np.array(self.encode_prompt(prompt), dtype=np.int64)
-        known = self._prompt_ids.get(prompt.id)
+        key = (prompt.task, prompt.id)
+        known = self._prompt_ids.get(key)
         if known is None:
-            known = self._prompt_ids[prompt.id] = np.array(self.encode_prompt(prompt), dtype=np.int64)
+            known = self._prompt_ids[key] = np.array(self.encode_prompt(prompt), dtype=np.int64)
         return known
 
     def encode_prompt(self, prompt: Prompt) -> list[int]:

@@ -131,9 +131,15 @@ def _named_errors(name: str, settings: ModelSettings, what: str) -> Iterator[Non
         raise ModelError(f"models.{name}.path: cannot load the {what} of {settings.path!r}: {reason}") from error
 
 
+def context_length(causal_lm: Any) -> int | None:
+    """Most positions of prompt and response together; None where the model's config names no limit."""
+    positions: int | None = getattr(causal_lm.config.get_text_config(), "max_position_embeddings", None)
+    return positions
+
+
 def check_context(name: str, causal_lm: Any, sampling: SamplingSettings) -> None:
     """Raises ModelError when the longest prompt and response together exceed the model's positions."""
-    positions = getattr(causal_lm.config.get_text_config(), "max_position_embeddings", None)
+    positions = context_length(causal_lm)
     longest = sampling.max_prompt_tokens + sampling.max_response_tokens
     if positions is not None and longest > positions:
         raise ModelError(

@@ -15,6 +15,7 @@ from graftrl.chunks import shown, told_where
 from graftrl.config import Recipe, load_recipe
 from graftrl.engines.local import LocalEngine
 from graftrl.errors import ConfigError
+from graftrl.names import model_names
 from graftrl.probe import live
 from graftrl.probe.observe import Observed, observe, open_logs, use_engine_scores, use_logged_scores
 from graftrl.probe.page import render_page
@@ -202,19 +203,6 @@ def _flags(request: ProbeRequest) -> list[str]:
         "threads": request.threads,
     }
     return [f"{key}={json.dumps(value)}" for key, value in flags.items() if value is not None]
-
-
-def model_names(paths: Sequence[str]) -> list[str]:
-    """Short names of models: the last part of each path; a second one of the same name gets a number."""
-    names: list[str] = []
-    for path in paths:
-        plain = path.rstrip("/").rpartition("/")[2].removesuffix(".gguf")
-        plain = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "-" for c in plain).lstrip(".") or "model"
-        name, number = plain, 2
-        while name in names:
-            name, number = f"{plain}-{number}", number + 1
-        names.append(name)
-    return names
 
 
 def default_name(request: ProbeRequest, recipe: Recipe | None) -> str:

@@ -47,15 +47,15 @@ def _math_prompts(source: DataSource | None, template: ProblemTemplate) -> tuple
     if source is None:
         return [], []
     prompts, notes = load_prompts(source, template, "math")
-    prompts = [_with_final_answer(prompt, source.answer_field) for prompt in prompts]
-    usable = _usable_references({prompt.reference for prompt in prompts})
+    prompts = [with_final_answer(prompt, source.answer_field) for prompt in prompts]
+    usable = usable_references({prompt.reference for prompt in prompts})
     kept, more = drop(
         prompts, lambda prompt: prompt.reference in usable, source.name, "a reference that cannot be parsed"
     )
     return kept, notes + more
 
 
-def _with_final_answer(prompt: Prompt, answer_field: str) -> Prompt:
+def with_final_answer(prompt: Prompt, answer_field: str) -> Prompt:
     """The prompt with its final answer as the reference; a whole solution goes into the metadata, by its field."""
     answer = _final_answer(prompt.reference)
     if answer == prompt.reference:
@@ -73,7 +73,7 @@ def _final_answer(reference: str) -> str:
         return ""
 
 
-def _usable_references(references: set[str]) -> set[str]:
+def usable_references(references: set[str]) -> set[str]:
     """Those that can be graded against. Under a clock: a reference may hang the parser as well as a response."""
     doubtful = sorted(reference for reference in references if not plain(reference))
     if not doubtful:

@@ -66,7 +66,7 @@ class ProblemTemplate(Settings):
         if self.template is not None:
             if "{problem}" not in self.template:
                 raise ValueError("`template` must contain {problem}")
-            if "suffix" in self.model_fields_set:
+            if self.suffix not in ("", type(self).model_fields["suffix"].default):  # a complete dump holds the default
                 raise ValueError("`template` replaces `suffix`: write the suffix into the template")
         return self
 

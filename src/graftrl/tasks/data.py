@@ -16,12 +16,18 @@ Row = Mapping[str, Any]
 
 
 def load_prompts(source: DataSource, template: ProblemTemplate, task: str) -> tuple[list[Prompt], list[str]]:
-    """The prompts of a source and notes on rows left out because their reference is empty.
+    """The prompts of a source and notes on rows left out because their reference is empty. Raises as `read_prompts`."""
+    prompts = read_prompts(source, template, task)
+    return drop(prompts, lambda prompt: bool(prompt.reference), source.name, "an empty reference answer")
+
+
+def read_prompts(source: DataSource, template: ProblemTemplate, task: str) -> list[Prompt]:
+    """All prompts of a source.
 
     Raises DataError for an unreadable file or row, a missing field, a duplicate id or an empty data set; ConfigError
     when reading needs a package that is not installed.
     """
-    rows = list(_numbered_rows(source))
+    rows = list(numbered_rows(source))
     if source.limit is not None and source.limit < len(rows):
         kept = sorted(random.Random(source.seed).sample(range(len(rows)), source.limit))
         rows = [rows[index] for index in kept]
@@ -30,7 +36,7 @@ def load_prompts(source: DataSource, template: ProblemTemplate, task: str) -> tu
     if not prompts:
         raise DataError(f"{source.name}: the data set is empty")
     refuse_duplicates(prompts, source.name)
-    return drop(prompts, lambda prompt: bool(prompt.reference), source.name, "an empty reference answer")
+    return prompts
 
 
 def drop(prompts: list[Prompt], keep: Any, where: str, fault: str) -> tuple[list[Prompt], list[str]]:
@@ -62,6 +68,8 @@ def _prompt(source: DataSource, template: ProblemTemplate, task: str, number: in
         return row[name]
 
     problem, answer = field(source.problem_field), field(source.answer_field)
+    if isinstance(answer, list) and answer and all(isinstance(part, str | int | float) for part in answer):
+        answer = ", ".join(str(part) for part in answer)  # as OlympiadBench writes several values
     if not isinstance(problem, str) or not problem.strip():
         raise DataError(f"{source.name}, row {number}: field {source.problem_field!r} is no text")
     if isinstance(answer, bool) or not isinstance(answer, str | int | float):
@@ -76,7 +84,7 @@ def _prompt(source: DataSource, template: ProblemTemplate, task: str, number: in
     )
 
 
-def _numbered_rows(source: DataSource) -> Iterator[tuple[int, Row]]:
+def numbered_rows(source: DataSource) -> Iterator[tuple[int, Row]]:
     """Rows with their number, from 1; in a JSONL file the line number."""
     if source.path is None:
         return enumerate(_hub_rows(source), start=1)

@@ -121,7 +121,7 @@ class RunFolder:
             save: writes the policies into the folder it is given.
         """
         temporary = self.checkpoints / f".step-{state.step:06d}.tmp"
-        final = self._checkpoint(state.step)
+        final = self.checkpoint(state.step)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         save(temporary)
@@ -131,17 +131,25 @@ class RunFolder:
         kept = {*self.checkpoint_steps()[-keep:], state.best_step}
         for step in self.checkpoint_steps():
             if step not in kept:
-                shutil.rmtree(self._checkpoint(step))
+                shutil.rmtree(self.checkpoint(step))
 
     def checkpoint_steps(self) -> list[int]:
         return sorted(int(folder.name.removeprefix("step-")) for folder in self.checkpoints.glob("step-*"))
 
     def latest_checkpoint(self) -> Path | None:
         steps = self.checkpoint_steps()
-        return self._checkpoint(steps[-1]) if steps else None
+        return self.checkpoint(steps[-1]) if steps else None
 
-    def _checkpoint(self, step: int) -> Path:
+    def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step-{step:06d}"
+
+    def best_step(self) -> int | None:
+        """The step with the best validation so far (docs/run-folder.md says by which rule), whose checkpoint is kept.
+
+        None without a checkpoint, or where nothing was validated.
+        """
+        folder = self.latest_checkpoint()
+        return None if folder is None else self._state(folder).best_step
 
     def rewind(self) -> tuple[Path | None, TrainingState, list[str]]:
         """Go back to the last whole checkpoint: what was written after it is dropped, to be done again.
@@ -154,7 +162,7 @@ class RunFolder:
             shutil.rmtree(torn)
             notes.append(f"{torn.name.strip('.').removesuffix('.tmp')}: checkpoint was cut off while being written")
         folder = self.latest_checkpoint()
-        state = TrainingState() if folder is None else TrainingState(**json.loads((folder / "state.json").read_text()))
+        state = TrainingState() if folder is None else self._state(folder)
         notes.append(f"resuming from {'the start' if folder is None else f'step {state.step}'}")
         lines = [line for line in self.read_metrics() if line["step"] <= state.step]
         if state.metrics is not None and (not lines or lines[-1]["step"] < state.step):
@@ -165,6 +173,10 @@ class RunFolder:
                 if int(file.stem.removeprefix("step-")) > state.step:
                     file.unlink()
         return folder, state, notes
+
+    @staticmethod
+    def _state(folder: Path) -> TrainingState:
+        return TrainingState(**json.loads((folder / "state.json").read_text()))
 
 
 def write_text(path: Path, text: str) -> None:
