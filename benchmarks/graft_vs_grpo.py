@@ -2,9 +2,10 @@
 
 Run as `python benchmarks/graft_vs_grpo.py`. The laboratory's two warmed-up models (Llama and GPT-2 type, different
 tokenizers) train through the ordinary loop with the quickstart's recipe: 32 prompts, 8 responses each, 4 optimizer
-steps. The runs start from the same weights with the same seed, see the same prompts, and take turns step by step over
-the whole 60 steps of the quickstart, for the number of grafts falls as the models learn; the first step of each is
-discarded. Step times leave evaluation and checkpoints out, and hold everything else, the rollout log included.
+steps. With GRPO each trains in a run of its own, and the two runs' times are added. All runs start from the same
+weights with the same seed, see the same prompts, and take turns step by step over the whole 60 steps of the quickstart,
+for the number of grafts falls as the models learn; the first step of each is discarded. Step times leave evaluation and
+checkpoints out, and hold everything else, the rollout log included.
 
 GRAFT scores peer responses, and it trains on them where GRPO has an all-fail group. Our GRPO spares such groups the
 forward and backward pass, for they have no gradient, so GRAFT trains on more rows than it. A third run, "grpo_full",
@@ -35,7 +36,7 @@ PHASES = ("sampling", "grading", "scoring", "exchange", "training", "logging")
 
 
 class Side:
-    """One run of a laboratory recipe, advanced a step at a time. folders: of the recipe's models."""
+    """One run of a laboratory recipe, advanced a step at a time. folders: of the recipe's models; only: train one."""
 
     def __init__(
         self,
@@ -44,11 +45,13 @@ class Side:
         root: Path,
         recipe: str = "quickstart.yaml",
         overrides: Sequence[str] = (),
+        only: str | None = None,
     ) -> None:
-        self.recipe = load_recipe(
+        name = method if only is None else f"{method}-{only}"
+        recipe_of_all = load_recipe(
             ROOT / "recipes" / recipe,
             [
-                f"name={method}",
+                f"name={name}",
                 f"method={method.removesuffix('_full')}",
                 "training.steps=1000",
                 "evaluation.every=0",
@@ -56,7 +59,9 @@ class Side:
                 *overrides,
             ],
         )
-        self.run = RunFolder.create(root / method, self.recipe)
+        models = {model: s for model, s in recipe_of_all.models.items() if only in (None, model)}
+        self.recipe = recipe_of_all.model_copy(update={"models": models})
+        self.run = RunFolder.create(root / name, self.recipe)
         self.prepared = prepare(self.recipe, self.run)
         if method == "grpo_full":
             objective = self.prepared.method.objective(0)
@@ -95,26 +100,42 @@ class Side:
         }
 
 
+def together(sides: Sequence[Side]) -> dict[str, Any]:
+    """Summaries of runs of one model each, added up."""
+    first, *others = [side.summary() for side in sides]
+    for other in others:
+        for key, value in other.items():
+            first[key] = {p: first[key][p] + value[p] for p in PHASES} if key == "phases" else first[key] + value
+    return first
+
+
 def measure(steps: int = 60) -> dict[str, Any]:
     """The key `graft_over_grpo` (ratio of the time of all steps) and where the time goes."""
     one_thread()
     folders = ensure_warm_pair(ROOT / "runs" / "lab-cache")
     with tempfile.TemporaryDirectory() as root:
-        sides = {method: Side(method, folders, Path(root)) for method in METHODS}
-        verification = sides["graft"].recipe.verification
+        runs = {
+            method: [Side(method, folders, Path(root))]
+            if method == "graft"
+            else [Side(method, folders, Path(root), only=model) for model in folders]
+            for method in METHODS
+        }
+        graft = runs["graft"][0]
+        verification = graft.recipe.verification
         with VerificationPool(verification.workers, verification.limit_s) as pool:
             for i in range(steps + 1):
                 for method in METHODS if i % 2 else METHODS[::-1]:
-                    sides[method].step(pool)
-    found: dict[str, Any] = {method: side.summary() for method, side in sides.items()}
-    grafted = sides["graft"].grafted_rows()[1:]
+                    for side in runs[method]:
+                        side.step(pool)
+    found: dict[str, Any] = {method: together(sides) for method, sides in runs.items()}
+    grafted = graft.grafted_rows()[1:]
     if not any(grafted):
         raise RuntimeError("no step grafted anything: the comparison would be empty")
     found |= {
         "graft_over_grpo": found["graft"]["seconds_mean"] / found["grpo"]["seconds_mean"],
         "graft_over_grpo_full": found["graft"]["seconds_mean"] / found["grpo_full"]["seconds_mean"],
-        "first_20_steps": sides["graft"].seconds_of(20) / sides["grpo"].seconds_of(20),
-        "cpu_ratio": sum(sides["graft"].cpu[1:]) / sum(sides["grpo"].cpu[1:]),
+        "first_20_steps": graft.seconds_of(20) / sum(side.seconds_of(20) for side in runs["grpo"]),
+        "cpu_ratio": sum(graft.cpu[1:]) / sum(sum(side.cpu[1:]) for side in runs["grpo"]),
         "steps": steps,
         "grafted_rows": grafted,
     }
