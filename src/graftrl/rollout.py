@@ -92,14 +92,18 @@ class Group:
     @property
     def rewards(self) -> NDArray[np.float64]:
         """float64 [n]; raises ValueError while a response is ungraded."""
-        if any(response.reward is None for response in self.responses):
-            raise ValueError(f"group of {self.model!r} on prompt {self.prompt.id!r} holds ungraded responses")
-        return np.array([response.reward for response in self.responses], dtype=np.float64)
+        return np.array(self._graded(), dtype=np.float64)
 
     @property
     def successes(self) -> int:
         """k: the number of responses with reward 1."""
-        return int((self.rewards == 1.0).sum())
+        return self._graded().count(1.0)
+
+    def _graded(self) -> list[float]:
+        rewards = [response.reward for response in self.responses if response.reward is not None]
+        if len(rewards) < len(self.responses):
+            raise ValueError(f"group of {self.model!r} on prompt {self.prompt.id!r} holds ungraded responses")
+        return rewards
 
     @property
     def all_fail(self) -> bool:

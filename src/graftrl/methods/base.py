@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from graftrl.exchange import Rejected, compatibility_scores, mean_logprobs, retokenize
+from graftrl.exchange import Rejected, compatibility_scores, retokenize
 from graftrl.objective import Objective, group_advantages
 from graftrl.rollout import Group, Prompt, Response, Row
 from graftrl.settings import Settings
@@ -173,7 +173,7 @@ def peer_row(
         kind=kind,
         source=group.model,
         ends_with_eos=ours.ends_with_eos,
-        source_logprob=float(mean_logprobs([response.content_logprobs])[0]),
+        source_logprob=float(response.content_logprobs.mean(dtype=np.float64)),
     )
 
 
