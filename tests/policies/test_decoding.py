@@ -71,7 +71,7 @@ def test_bfloat16_stays_near_the_models_own_pass(policy):
     p = policy("llama", dtype="bfloat16")
     ids = [np.array([5, 6, 7]), np.array([8, 9])]
     found = []
-    with torch.no_grad(), p._precision():
+    with torch.no_grad(), p.passes.precision():
         for kind in (TransformersSequences, LlamaSequences):
             sequences = kind(p.decoder, ids, 3)
             sequences.read_prompts()

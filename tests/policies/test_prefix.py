@@ -25,10 +25,10 @@ def grouped_rows(n: int = 9):
 def test_hidden_states_and_gradients_equal_those_of_whole_rows(policy, kind):
     p = policy(kind, microbatch_tokens=1000)
     rows = grouped_rows()
-    assert p.longest_shared and shared_prompts(rows, CPU, p.longest_shared) is not None
+    assert p.passes.longest_shared and shared_prompts(rows, CPU, p.passes.longest_shared) is not None
     assert sharing_difference(p.decoder) < 5e-6
     shared = p.score(rows), gradients(p, rows)
-    p.longest_shared = 0
+    p.passes.longest_shared = 0
     whole = p.score(rows), gradients(p, rows)
     for a, b in zip(shared[0], whole[0], strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5)
@@ -65,28 +65,28 @@ def test_a_mask_that_would_be_too_large_keeps_rows_whole():
 
 @pytest.mark.parametrize("kind", ["gemma2", "gemma3", "mistral_sliding"])
 def test_models_with_sliding_windows_do_not_share(policy, kind):
-    assert not policy(kind).longest_shared
+    assert not policy(kind).passes.longest_shared
 
 
 def test_rows_longer_than_the_sliding_window_stay_whole(policy):
     p = policy("gemma3_wide")
-    assert p.longest_shared == 32
+    assert p.passes.longest_shared == 32
     rows = grouped_rows()
-    assert p._shared(rows) is not None
+    assert p.passes.shared(rows) is not None
     rows[0].response_token_ids = np.full(21, 5)  # its prompt has 12 tokens
-    assert p._shared(rows) is None
+    assert p.passes.shared(rows) is None
 
 
 def test_gradient_checkpointing_does_not_share(policy):
-    assert not policy("llama", gradient_checkpointing=True).longest_shared
+    assert not policy("llama", gradient_checkpointing=True).passes.longest_shared
 
 
 def test_adapters_share_too(policy):
     p = policy("llama", lora={"rank": 2}, microbatch_tokens=1000)
     rows = grouped_rows()
-    assert p.longest_shared
+    assert p.passes.longest_shared
     shared = gradients(p, rows)
-    p.longest_shared = 0
+    p.passes.longest_shared = 0
     for a, b in zip(shared, gradients(p, rows), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 

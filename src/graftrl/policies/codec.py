@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from graftrl.errors import ModelError
 from graftrl.exchange.retokenize import tokenizer_fingerprint
-from graftrl.policies.config import ModelSettings
+from graftrl.policies.config import WeightsSettings
 from graftrl.rollout import Prompt
 
 
@@ -23,25 +23,26 @@ class Codec:
     prepend_bos: the model expects a BOS that neither tokenizer nor template emits.
     """
 
-    def __init__(self, tokenizer: Any, name: str, settings: ModelSettings, config_eos: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Any, name: str, settings: WeightsSettings, config_eos: Sequence[int]) -> None:
         self.tokenizer, self.name = tokenizer, name
         self.fingerprint = tokenizer_fingerprint(tokenizer)
         extra = [_stop_id(tokenizer, token) for token in settings.extra_stop_tokens]
         unknown = [token for token, i in zip(settings.extra_stop_tokens, extra, strict=True) if i is None]
         if unknown:
-            raise ModelError(f"models.{name}.extra_stop_tokens: {unknown} are no tokens of {settings.path}")
+            raise ModelError(f"{settings.place(name)}.extra_stop_tokens: {unknown} are no tokens of {settings.path}")
         own = tokenizer.eos_token_id
         self.eos_ids: tuple[int, ...] = tuple(sorted({*config_eos, *(i for i in (own, *extra) if i is not None)}))
         if not self.eos_ids:
             raise ModelError(
                 f"model {name!r} ({settings.path}): neither tokenizer nor generation config names an EOS token, so a "
-                f"response could never end; set models.{name}.extra_stop_tokens"
+                f"response could never end; set {settings.place(name)}.extra_stop_tokens"
             )
         self.eos_id: int = next((i for i in (*extra, own) if i is not None), self.eos_ids[0])
         self.uses_template = settings.chat_template == "auto" and bool(tokenizer.chat_template)
         self.prepend_bos = settings.bos == "add"
         if self.prepend_bos and tokenizer.bos_token_id is None:
-            raise ModelError(f"models.{name}.bos is 'add' but the tokenizer of {settings.path} has no BOS token")
+            where = f"{settings.place(name)}.bos"
+            raise ModelError(f"{where} is 'add' but the tokenizer of {settings.path} has no BOS token")
         self._prompt_ids: dict[tuple[str, str], NDArray[np.int64]] = {}
 
     def prompt_token_ids(self, prompt: Prompt) -> NDArray[np.int64]:

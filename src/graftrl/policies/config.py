@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from graftrl.settings import Settings
 
@@ -34,8 +35,8 @@ class OptimizerSettings(Settings):
     warmup_steps: int = Field(0, ge=0)
 
 
-class ModelSettings(Settings):
-    """One policy.
+class WeightsSettings(Settings):
+    """A model as its weights and tokenizer are read, whether it trains or not.
 
     path: a local directory, a `.gguf` file, or a hub id.
     dtype: precision of the forward and backward passes. Weights and optimizer states are float32 in either case: in
@@ -45,9 +46,10 @@ class ModelSettings(Settings):
     extra_stop_tokens: more tokens that end a response, such as "\\n" for one-line answers without a chat template; the
         first of them also ends a peer's response in this model's tokens.
     microbatch_tokens: rows of one forward pass times their padded length; any value gives the same gradient.
-    sample_rows: responses sampled side by side.
     logit_elements: most logits held at once, in elements; bounds the memory of large vocabularies.
     """
+
+    section: ClassVar[str] = "models"  # of the recipe, for error messages
 
     path: str
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -56,12 +58,61 @@ class ModelSettings(Settings):
     chat_template: Literal["auto", "plain"] = "auto"
     bos: Literal["auto", "add", "keep"] = "auto"
     extra_stop_tokens: list[str] = Field(default_factory=list)
+    microbatch_tokens: int = Field(16_384, ge=1)
+    logit_elements: int = Field(16_777_216, ge=1)
+
+    def place(self, name: str) -> str:
+        """Where in the recipe these settings of that name stand."""
+        return f"{self.section}.{name}"
+
+
+class ModelSettings(WeightsSettings):
+    """One policy. sample_rows: responses sampled side by side."""
+
     lora: LoraSettings | None = None
     gradient_checkpointing: bool = False
     optimizer: OptimizerSettings = OptimizerSettings()
-    microbatch_tokens: int = Field(16_384, ge=1)
     sample_rows: int = Field(512, ge=1)
-    logit_elements: int = Field(16_777_216, ge=1)
+
+
+FIELD = re.compile(r"\{([A-Za-z_]\w*)\}")  # other braces stand for themselves: prompts are full of LaTeX
+QUESTION = "question"
+CONTEXTS = {
+    "plain": "{question}",
+    "hint": "{question}\n\nHint: {hint}",
+    "solution": "{question}\n\nA reference solution:\n{solution}\n\nAnswer the question.",
+}
+
+
+class ScorerSettings(WeightsSettings):
+    """A frozen model that tells log-probabilities of other models' responses, and the context it reads them in.
+
+    path: as of a model; or a folder with a LoRA adapter (PEFT), whose base model is then loaded. Scorers of the same
+        path share their weights.
+    adapter: a folder with a LoRA adapter that is put on `path`. A scorer without it, on the same path, is the same
+        weights with the adapter off.
+    context: what takes the place of the last user message: "plain", the message as it is; "hint" or "solution", with
+        what the prompt's metadata hold under that name; or a template of your own, in which {question} is the message,
+        {answer} the reference answer, and any other {name} a field of the metadata.
+    """
+
+    section: ClassVar[str] = "scorers"
+
+    adapter: str | None = None
+    context: str = "plain"
+
+    @field_validator("context")
+    @classmethod
+    def _is_a_template(cls, context: str) -> str:
+        if QUESTION not in FIELD.findall(CONTEXTS.get(context, context)):
+            raise ValueError(
+                f"{context!r} is none of {', '.join(CONTEXTS)}; a template of your own must contain {{question}}"
+            )
+        return context
+
+    @property
+    def template(self) -> str:
+        return CONTEXTS.get(self.context, self.context)
 
 
 class SamplingSettings(Settings):

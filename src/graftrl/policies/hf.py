@@ -6,9 +6,10 @@ import contextlib
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,24 +18,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from graftrl.errors import ModelError, NumericsError
+from graftrl.objective.distillation import REFERENCE, LogMixture
 from graftrl.objective.terms import Objective, TokenBatch, weighted_sum
 from graftrl.policies.config import ModelSettings, SamplingSettings
 from graftrl.policies.decoding import LlamaSequences, TransformersSequences, agreement, llama_shaped
-from graftrl.policies.loading import Loaded, load
-from graftrl.policies.logprobs import token_logprobs
+from graftrl.policies.frozen import FrozenModel, FrozenWeights
+from graftrl.policies.loading import Loaded, import_peft, load
 from graftrl.policies.microbatch import Padded, cut, pad, pad_values
-from graftrl.policies.prefix import (
-    PROBE_TOKENS,
-    SharedPrompts,
-    hidden_of_responses,
-    longest_shared,
-    shared_prompts,
-    sharing_difference,
-)
+from graftrl.policies.passes import SAME_HIDDEN, Passes, find_device, row_length
 from graftrl.policies.sampling import sample_responses
+from graftrl.policies.vocabulary import Distribution, mixture_signal
 from graftrl.rollout import Group, Prompt, Response, Row
 
-_SAME_HIDDEN = 1e-4  # relative; float32 rounding stays near 1e-6
+_NOTHING = np.empty(0, np.float32)
 _MOST_SKIPPED_UPDATES = 10  # in a row; more is no passing overflow
 
 
@@ -79,13 +75,19 @@ class HFPolicy:
         settings: see `ModelSettings`.
         sampling: the training distribution; its length limits hold for scoring too.
         checkpoint: a folder that `save` wrote; weights, optimizer and conventions come from there.
+        frozen: where the reference's weights come from, so that scorers of the same path share them.
     """
 
     def __init__(
-        self, name: str, settings: ModelSettings, sampling: SamplingSettings, checkpoint: Path | None = None
+        self,
+        name: str,
+        settings: ModelSettings,
+        sampling: SamplingSettings,
+        checkpoint: Path | None = None,
+        frozen: FrozenWeights | None = None,
     ) -> None:
         self.name, self.settings, self.sampling = name, settings, sampling
-        self.device = _device(settings.device)
+        self.device = find_device(settings.device)
         resumed = checkpoint is not None
         source = settings.model_copy(update={"path": str(checkpoint)}) if resumed and not settings.lora else settings
         self.loaded: Loaded = load(name, source, self.device)
@@ -96,7 +98,7 @@ class HFPolicy:
         if settings.lora is not None:
             self.saver = _with_lora(self.loaded.causal_lm, settings, checkpoint)
         if settings.gradient_checkpointing:
-            self.loaded.causal_lm.gradient_checkpointing_enable()
+            self.loaded.causal_lm.train().gradient_checkpointing_enable()
             if settings.lora is not None:
                 self.loaded.causal_lm.enable_input_require_grads()
         self.parameters = [p for p in self.loaded.causal_lm.parameters() if p.requires_grad]
@@ -106,11 +108,12 @@ class HFPolicy:
         )
         self.optimizer_steps = 0
         self.skipped_in_a_row = 0
-        self._reference: Loaded | None = None
+        self._frozen = frozen or FrozenWeights()
+        self._reference: FrozenModel | None = None
         if checkpoint is not None:
             self._restore(checkpoint)
         self.sequences_type: type[TransformersSequences] | type[LlamaSequences] = TransformersSequences
-        self.longest_shared = 0  # tokens of a row that may share its prompt's pass with others
+        self.passes = Passes(self.loaded, settings, self.device)
         with self._evaluating():
             self._choose_faster_passes()
 
@@ -120,15 +123,12 @@ class HFPolicy:
         if llama_shaped(self.decoder):
             difference = agreement(self.decoder)
             faster.append(("one-token pass for sampling", difference))
-            self.sequences_type = LlamaSequences if difference <= _SAME_HIDDEN else TransformersSequences
-        # On a GPU the attention mask that sharing needs would rule out the fastest attention kernel.
-        limit = longest_shared(self.decoder)
-        if self.device.type == "cpu" and not self.settings.gradient_checkpointing and limit >= PROBE_TOKENS:
-            difference = sharing_difference(self.decoder)
-            faster.append(("pass over shared prompts", difference))
-            self.longest_shared = limit if difference <= _SAME_HIDDEN else 0
+            self.sequences_type = LlamaSequences if difference <= SAME_HIDDEN else TransformersSequences
+        sharing = None if self.settings.gradient_checkpointing else self.passes.probe_sharing()
+        if sharing is not None:
+            faster.append(("pass over shared prompts", sharing))
         for what, difference in faster:
-            if not difference <= _SAME_HIDDEN:
+            if not difference <= SAME_HIDDEN:
                 note = (
                     f"model {self.name!r}: the faster {what} differs by {difference:.1e} from transformers' forward "
                     "pass on this model, so that the slower one is used"
@@ -145,7 +145,7 @@ class HFPolicy:
         generator = torch.Generator(device=self.device).manual_seed(seed)
         groups: list[Group] = []
         at_once = max(1, self.settings.sample_rows // n)
-        with self._evaluating(), self._precision():
+        with self._evaluating(), self.passes.precision():
             for start in range(0, len(prompts), at_once):
                 chunk = prompts[start : start + at_once]
                 prompt_ids = [self.codec.prompt_token_ids(prompt) for prompt in chunk]
@@ -179,45 +179,23 @@ class HFPolicy:
 
     # Scoring --------------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def score(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
         """log pi(token) of every response token under the current weights, float32 [T] per row."""
-        return self._score(self.loaded, rows)
+        return self.passes.score(rows)
 
-    @torch.no_grad()
     def score_reference(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
         """The same under the model as it was before training (LoRA: the base without its adapter)."""
-        if self.settings.lora is not None:
-            with self.saver.disable_adapter():
-                return self._score(self.loaded, rows)
+        return self.reference.logprobs(rows)
+
+    @property
+    def reference(self) -> FrozenModel:
+        """The model as it was before training; loaded when it is first asked for."""
         if self._reference is None:
-            self._reference = load(self.name, self.settings, self.device)
-            self._reference.causal_lm.requires_grad_(False)
-        return self._score(self._reference, rows)
-
-    def _score(self, loaded: Loaded, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
-        scores: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(rows)
-        with self._precision():
-            for batch in cut([_length(row) for row in rows], self.settings.microbatch_tokens):
-                members = [rows[i] for i in batch]
-                flat = self._logprobs(loaded, pad(members, self.device), self._shared(members)).cpu().numpy()
-                stops = np.cumsum([len(rows[i].response_token_ids) for i in batch])[:-1]
-                for i, values in zip(batch, np.split(flat, stops), strict=True):
-                    scores[i] = values
-        return scores
-
-    def _logprobs(self, loaded: Loaded, padded: Padded, shared: SharedPrompts | None) -> Tensor:
-        """float32 [N] for the padded rows' response tokens."""
-        if shared is None:
-            hidden = loaded.decoder(input_ids=padded.token_ids_BS, use_cache=False).last_hidden_state
-            positions_N = padded.positions_N
-        else:
-            hidden, positions_N = hidden_of_responses(loaded.decoder, shared), padded.cells_N
-        chosen = hidden.reshape(-1, hidden.shape[-1]).index_select(0, positions_N)
-        return token_logprobs(chosen, padded.targets_N, loaded.head, self.settings.logit_elements)
-
-    def _shared(self, rows: Sequence[Row]) -> SharedPrompts | None:
-        return shared_prompts(rows, self.device, self.longest_shared)
+            if self.settings.lora is not None:
+                self._reference = FrozenModel(self.passes, self.saver.disable_adapter)
+            else:
+                self._reference = self._frozen.model(self.name, self.settings)
+        return self._reference
 
     def generation_gap(self, rows: Sequence[Row]) -> float:
         """Largest |generation log-probability - fresh scoring pass| in nats over the rows (0 without rows)."""
@@ -230,12 +208,18 @@ class HFPolicy:
 
     # Training -------------------------------------------------------------------------------------------------------
 
-    def update(self, minibatches: Sequence[Sequence[Row]], objective_of: Callable[[int], Objective]) -> UpdateStats:
+    def update(
+        self,
+        minibatches: Sequence[Sequence[Row]],
+        objective_of: Callable[[int], Objective],
+        scorers: Mapping[str, FrozenModel] | None = None,
+    ) -> UpdateStats:
         """One optimizer step per minibatch, in the order given.
 
         Args:
             minibatches: rows with `old_logprobs` set.
             objective_of: the objective of minibatch 0, 1, ...
+            scorers: the frozen models of the objectives' mixtures.
 
         Raises:
             NumericsError: too many non-finite gradients in a row.
@@ -248,25 +232,33 @@ class HFPolicy:
                 continue
             for row in rows:
                 stats.tokens[row.kind] += row.loss_tokens
-            stats.losses.append(self._accumulate(rows, objective, stats))
+            stats.losses.append(self._accumulate(rows, objective, stats, scorers or {}))
             self._step(stats)
         stats.learning_rate = self.optimizer.param_groups[0]["lr"]
         return stats
 
-    def _accumulate(self, rows: Sequence[Row], objective: Objective, stats: UpdateStats) -> float:
+    def _accumulate(
+        self,
+        rows: Sequence[Row],
+        objective: Objective,
+        stats: UpdateStats,
+        scorers: Mapping[str, FrozenModel] = MappingProxyType({}),
+    ) -> float:
         """Add up the gradient of the whole minibatch; returns its loss (rows without a pass add 0)."""
         self.optimizer.zero_grad(set_to_none=True)
         scales = [term.scales(rows) for term in objective.terms]
         active = [i for i, row in enumerate(rows) if any(term.needs_pass(row) for term in objective.terms)]
         reference = self.score_reference([rows[i] for i in active]) if objective.needs_reference else None
         total = 0.0
-        for batch in cut([_length(rows[i]) for i in active], self.settings.microbatch_tokens):
+        for batch in cut([row_length(rows[i]) for i in active], self.settings.microbatch_tokens):
             members = [rows[active[j]] for j in batch]
-            padded, shared = pad(members, self.device), self._shared(members)
-            stats.passed_tokens += sum(_length(row) for row in members) if shared is None else shared.tokens
+            padded, shared = pad(members, self.device), self.passes.shared(members)
+            stats.passed_tokens += sum(row_length(row) for row in members) if shared is None else shared.tokens
             longest = padded.mask_BT.shape[1]
-            with self._precision():
-                logprobs_BT = padded.scatter(self._logprobs(self.loaded, padded, shared))
+            with self.passes.precision():
+                hidden_NH = self.passes.hidden(padded, shared)
+                logprobs_BT = padded.scatter(self.passes.logprobs(hidden_NH, padded.targets_N))
+                sums = self._vocabulary_sums(members, padded, hidden_NH, objective.mixture, scorers)
             tokens = TokenBatch(
                 logprobs_BT=logprobs_BT,
                 old_logprobs_BT=pad_values([_old(row) for row in members], longest, self.device),
@@ -280,6 +272,12 @@ class HFPolicy:
                 clip_high_B=None
                 if all(math.isnan(row.clip_high) for row in members)
                 else torch.tensor([row.clip_high for row in members], device=self.device),
+                constants={
+                    name: pad_values([row.constants.get(name, _NOTHING) for row in members], longest, self.device)
+                    for name in {name for row in members for name in row.constants}
+                },
+                expected_signal_BT=sums[0],
+                entropy_BT=sums[1],
             )
             loss = torch.zeros((), device=self.device)
             for term, of_rows in zip(objective.terms, scales, strict=True):
@@ -301,6 +299,34 @@ class HFPolicy:
                 loss.backward()
             total += float(loss.detach())
         return total
+
+    def _vocabulary_sums(
+        self,
+        members: Sequence[Row],
+        padded: Padded,
+        hidden_NH: Tensor,
+        mixture: LogMixture | None,
+        scorers: Mapping[str, FrozenModel],
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Expected signal and entropy, [B, T], of the rows that have contexts; 0 on others."""
+        if mixture is None:
+            return None, None
+        lengths = [len(row.response_token_ids) for row in members]
+        inside_N = torch.tensor([bool(row.contexts) for row in members]).repeat_interleave(torch.tensor(lengths))
+        chosen_N = inside_N.nonzero().squeeze(-1).to(self.device)
+        asked = [row for row in members if row.contexts]
+        frozen = {
+            name: (self.reference if name == REFERENCE else scorers[name]).distribution(
+                [row if name == REFERENCE else replace(row, prompt_token_ids=row.contexts[name]) for row in asked]
+            )
+            for name in (mixture.weights if asked else ())
+        }
+        own = Distribution(hidden_NH.index_select(0, chosen_N), self.head)
+        parts = mixture_signal(own, frozen, mixture, self.settings.logit_elements)
+        return tuple(  # type: ignore[return-value]
+            padded.scatter(torch.zeros(len(hidden_NH), device=self.device).index_copy(0, chosen_N, part))
+            for part in parts
+        )
 
     def _step(self, stats: UpdateStats) -> None:
         o = self.settings.optimizer
@@ -353,11 +379,6 @@ class HFPolicy:
 
     # Modes ----------------------------------------------------------------------------------------------------------
 
-    def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        if self.settings.dtype == "float32":
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
-
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
         """Gradient checkpointing forbids a KV cache in training mode; dropout is off in either mode."""
@@ -370,22 +391,8 @@ class HFPolicy:
             model.train(was_training)
 
 
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ModelError(f"device {name!r} is not usable here: {str(error).splitlines()[0]}") from error
-    return device
-
-
 def _with_lora(causal_lm: Any, settings: ModelSettings, checkpoint: Path | None) -> Any:
-    try:
-        import peft
-    except ImportError as error:
-        raise ModelError("lora needs the package peft: pip install 'graftrl[lora]'") from error
+    peft = import_peft()
     assert settings.lora is not None
     if checkpoint is not None:
         return peft.PeftModel.from_pretrained(causal_lm, checkpoint, is_trainable=True)
@@ -398,10 +405,6 @@ def _with_lora(causal_lm: Any, settings: ModelSettings, checkpoint: Path | None)
         task_type="CAUSAL_LM",
     )
     return peft.get_peft_model(causal_lm, config)
-
-
-def _length(row: Row) -> int:
-    return len(row.prompt_token_ids) + len(row.response_token_ids)
 
 
 def _old(row: Row) -> NDArray[np.float32]:

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 
 from graftrl.errors import ModelError
 from graftrl.policies.codec import Codec
-from graftrl.policies.config import ModelSettings, SamplingSettings
+from graftrl.policies.config import SamplingSettings, WeightsSettings
 from graftrl.policies.logprobs import Head
 
 _PROBE = "The capital of France is Paris. Two plus two is four, and the sun rises in the east every morning."
@@ -32,7 +32,7 @@ class Loaded:
     notes: tuple[str, ...]
 
 
-def load(name: str, settings: ModelSettings, device: torch.device) -> Loaded:
+def load(name: str, settings: WeightsSettings, device: torch.device) -> Loaded:
     """Load, switch dropout off, and check what later numbers rest on.
 
     Raises:
@@ -46,9 +46,7 @@ def load(name: str, settings: ModelSettings, device: torch.device) -> Loaded:
         for attribute in ("attention_dropout", "attn_dropout", "dropout"):
             if isinstance(getattr(module, attribute, None), float):
                 setattr(module, attribute, 0.0)
-    causal_lm.to(device).train(settings.gradient_checkpointing)
-    config_eos = _eos_ids(causal_lm)
-    codec = Codec(tokenizer, name, settings, config_eos)
+    causal_lm.to(device).eval()
     if len(tokenizer) > causal_lm.get_input_embeddings().weight.shape[0]:
         raise ModelError(
             f"model {name!r} ({settings.path}): the tokenizer has {len(tokenizer)} tokens, the model embeds "
@@ -56,16 +54,19 @@ def load(name: str, settings: ModelSettings, device: torch.device) -> Loaded:
         )
     decoder, head = _split_head(name, settings, causal_lm)
     _check_head(name, settings, causal_lm, decoder, head)
-    notes = []
-    if settings.bos == "auto":
-        note = _missing_bos(name, causal_lm, codec)
-        if note:
-            codec.prepend_bos = True
-            notes.append(note)
-    return Loaded(causal_lm, decoder, head, codec, tuple(notes))
+    codec, notes = make_codec(name, settings, causal_lm, tokenizer)
+    return Loaded(causal_lm, decoder, head, codec, notes)
 
 
-def load_pretrained(name: str, settings: ModelSettings) -> tuple[Any, Any]:
+def make_codec(name: str, settings: WeightsSettings, causal_lm: Any, tokenizer: Any) -> tuple[Codec, tuple[str, ...]]:
+    """The codec of these settings, with the BOS that the model is found to expect, and a note where that is added."""
+    codec = Codec(tokenizer, name, settings, _eos_ids(causal_lm))
+    note = _missing_bos(settings.place(name), causal_lm, codec) if settings.bos == "auto" else None
+    codec.prepend_bos = codec.prepend_bos or note is not None
+    return codec, () if note is None else (note,)
+
+
+def load_pretrained(name: str, settings: WeightsSettings) -> tuple[Any, Any]:
     """The transformers model (float32) and tokenizer of a path; every failure is a ModelError that names the model."""
     source = resolve(name, settings)
     if source.endswith(".gguf"):
@@ -84,13 +85,13 @@ def load_pretrained(name: str, settings: ModelSettings) -> tuple[Any, Any]:
         )
     if info["missing_keys"]:  # transformers fills them with random numbers
         raise ModelError(
-            f"models.{name}.path: {settings.path!r} lacks {len(info['missing_keys'])} of the weights that its config "
-            f"asks for, such as {min(info['missing_keys'])}; the files are incomplete"
+            f"{settings.place(name)}.path: {settings.path!r} lacks {len(info['missing_keys'])} of the weights that its "
+            f"config asks for, such as {min(info['missing_keys'])}; the files are incomplete"
         )
     return model, tokenizer
 
 
-def load_skeleton(name: str, settings: ModelSettings) -> tuple[Any, Codec]:
+def load_skeleton(name: str, settings: WeightsSettings) -> tuple[Any, Codec]:
     """The model without its weights (on the meta device) and its codec; a GGUF file is loaded whole."""
     source = resolve(name, settings)
     if source.endswith(".gguf"):
@@ -107,28 +108,29 @@ def load_skeleton(name: str, settings: ModelSettings) -> tuple[Any, Codec]:
     return model, Codec(tokenizer, name, settings, _eos_ids(model))
 
 
-def resolve(name: str, settings: ModelSettings) -> str:
+def resolve(name: str, settings: WeightsSettings) -> str:
     """An existing GGUF file or directory, or a hub id. Raises ModelError for a local path that does not exist."""
     path = Path(settings.path).expanduser()
     if settings.path.endswith(".gguf"):
         if not path.is_file():
-            raise ModelError(f"models.{name}.path: no GGUF file at {settings.path}")
+            raise ModelError(f"{settings.place(name)}.path: no GGUF file at {settings.path}")
         return str(path)
     looks_local = settings.path.startswith((".", "/", "~")) or settings.path.count("/") > 1
     if looks_local and not path.is_dir():
-        raise ModelError(f"models.{name}.path: no directory {settings.path}")
+        raise ModelError(f"{settings.place(name)}.path: no directory {settings.path}")
     return str(path) if path.is_dir() else settings.path
 
 
 @contextlib.contextmanager
-def _named_errors(name: str, settings: ModelSettings, what: str) -> Iterator[None]:
+def _named_errors(name: str, settings: WeightsSettings, what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         if not Path(settings.path).expanduser().exists():
             reason = f"no such directory, and as a hub id: {reason}"
-        raise ModelError(f"models.{name}.path: cannot load the {what} of {settings.path!r}: {reason}") from error
+        where = f"{settings.place(name)}.path"
+        raise ModelError(f"{where}: cannot load the {what} of {settings.path!r}: {reason}") from error
 
 
 def context_length(causal_lm: Any) -> int | None:
@@ -148,6 +150,15 @@ def check_context(name: str, causal_lm: Any, sampling: SamplingSettings) -> None
         )
 
 
+def import_peft() -> Any:
+    """The package for LoRA adapters. Raises ModelError where it is not installed."""
+    try:
+        import peft
+    except ImportError as error:
+        raise ModelError("lora needs the package peft: pip install 'graftrl[lora]'") from error
+    return peft
+
+
 def _eos_ids(causal_lm: Any) -> list[int]:
     found: list[int] = []
     generation: GenerationConfig | None = getattr(causal_lm, "generation_config", None)
@@ -157,7 +168,7 @@ def _eos_ids(causal_lm: Any) -> list[int]:
     return found
 
 
-def _split_head(name: str, settings: ModelSettings, causal_lm: Any) -> tuple[nn.Module, Head]:
+def _split_head(name: str, settings: WeightsSettings, causal_lm: Any) -> tuple[nn.Module, Head]:
     head = causal_lm.get_output_embeddings()
     decoder = getattr(causal_lm, causal_lm.base_model_prefix, None)
     if not isinstance(head, nn.Linear) or decoder is None:
@@ -173,7 +184,7 @@ def _split_head(name: str, settings: ModelSettings, causal_lm: Any) -> tuple[nn.
 
 
 @torch.no_grad()
-def _check_head(name: str, settings: ModelSettings, causal_lm: Any, decoder: nn.Module, head: Head) -> None:
+def _check_head(name: str, settings: WeightsSettings, causal_lm: Any, decoder: nn.Module, head: Head) -> None:
     ids = torch.arange(8, device=head.weight.device)[None, :] % head.weight.shape[0]
     own = causal_lm(input_ids=ids).logits[0].float()
     ours = head.logits(decoder(input_ids=ids).last_hidden_state[0])
@@ -185,7 +196,7 @@ def _check_head(name: str, settings: ModelSettings, causal_lm: Any, decoder: nn.
 
 
 @torch.no_grad()
-def _missing_bos(name: str, causal_lm: Any, codec: Codec) -> str | None:
+def _missing_bos(place: str, causal_lm: Any, codec: Codec) -> str | None:
     """A note when prompts carry no BOS and the model predicts plain English far better with one."""
     tokenizer = codec.tokenizer
     bos = tokenizer.bos_token_id
@@ -203,8 +214,8 @@ def _missing_bos(name: str, causal_lm: Any, codec: Codec) -> str | None:
     if with_bos - without < 1.0:
         return None
     return (
-        f"model {name!r}: its tokenizer emits no BOS but the model expects one (mean log-probability "
-        f"{without:.1f} without, {with_bos:.1f} with); it is added to prompts (models.{name}.bos: keep leaves it out)"
+        f"model {codec.name!r}: its tokenizer emits no BOS but the model expects one (mean log-probability "
+        f"{without:.1f} without, {with_bos:.1f} with); it is added to prompts ({place}.bos: keep leaves it out)"
     )
 
 

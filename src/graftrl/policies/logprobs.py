@@ -8,6 +8,7 @@ vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -84,6 +85,51 @@ def _tile_shape(hidden: Tensor, vocabulary: int, max_elements: int) -> tuple[int
     return rows, min(vocabulary, max(64, elements // rows))
 
 
+class HeadGradients:
+    """Gradients of hidden states, weight and bias of an output head, added up tile by tile from those of the logits.
+
+    Args:
+        hidden: [N, H], in the precision of the products. wants: which of the three are needed.
+    """
+
+    def __init__(self, hidden: Tensor, head: Head, wants: Sequence[bool]) -> None:
+        self._inputs, self._head = hidden, head
+        weight, bias = head.weight, head.bias
+        self.hidden = torch.zeros_like(hidden) if wants[0] else None
+        self.weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if wants[1] else None
+        self.bias = torch.zeros_like(bias) if bias is not None and wants[2] else None
+
+    def add(self, part: slice, tile: slice, grad: Tensor, slope: Tensor | None) -> None:
+        """What flows back from the logits of positions `part` and vocabulary entries `tile`; `grad` is overwritten.
+
+        slope: the cap's derivative at these logits, None where there is no cap.
+        """
+        if slope is not None:
+            grad.mul_(slope)
+        if self._head.scale != 1.0:
+            grad.mul_(self._head.scale)
+        if self.bias is not None:
+            self.bias[tile] += grad.sum(dim=0)
+        grad = grad.to(self._inputs.dtype)
+        if self.hidden is not None:
+            self.hidden[part].addmm_(grad, self._head.weight[tile])
+        if self.weight is not None:
+            if grad.dtype == torch.float32:
+                self.weight[tile].addmm_(grad.t(), self._inputs[part])
+            else:
+                self.weight[tile] += grad.t() @ self._inputs[part]
+
+    def results(
+        self, hidden_dtype: torch.dtype, weight_dtype: torch.dtype
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Of hidden states, weight and bias; None for those not wanted."""
+        return (
+            None if self.hidden is None else self.hidden.to(hidden_dtype),
+            None if self.weight is None else self.weight.to(weight_dtype),
+            self.bias,
+        )
+
+
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -131,10 +177,7 @@ class _TokenLogprobs(torch.autograd.Function):
         hidden, weight, bias, targets, normaliser, kept = ctx.saved_tensors
         head: Head = replace(ctx.head, weight=weight, bias=bias)
         rows, columns = ctx.tile
-        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        grad_hidden = torch.zeros_like(hidden) if wants_hidden else None
-        grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device) if wants_weight else None
-        grad_bias = torch.zeros_like(bias) if wants_bias else None
+        gradients = HeadGradients(hidden, head, ctx.needs_input_grad[:3])
         for start in range(0, len(targets), rows):
             part = slice(start, start + rows)
             hidden_part, grad_part = hidden[part], grad_N[part]
@@ -152,29 +195,8 @@ class _TokenLogprobs(torch.autograd.Function):
                 grad = probabilities.mul_(-grad_part[:, None])
                 place, here = _within(targets[part], first, grad.shape[-1])
                 grad.scatter_add_(-1, place[:, None], (grad_part * here)[:, None])
-                if slope is not None:
-                    grad.mul_(slope)
-                if head.scale != 1.0:
-                    grad.mul_(head.scale)
-                if grad_bias is not None:
-                    grad_bias[tile] += grad.sum(dim=0)
-                grad = grad.to(hidden.dtype)
-                if grad_hidden is not None:
-                    grad_hidden[part].addmm_(grad, weight[tile])
-                if grad_weight is not None:
-                    if grad.dtype == torch.float32:
-                        grad_weight[tile].addmm_(grad.t(), hidden_part)
-                    else:
-                        grad_weight[tile] += grad.t() @ hidden_part
-        hidden_dtype, weight_dtype = ctx.dtypes
-        return (
-            None if grad_hidden is None else grad_hidden.to(hidden_dtype),
-            None if grad_weight is None else grad_weight.to(weight_dtype),
-            grad_bias,
-            None,
-            None,
-            None,
-        )
+                gradients.add(part, tile, grad, slope)
+        return (*gradients.results(*ctx.dtypes), None, None, None)
 
 
 def _within(targets: Tensor, first: int, size: int) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,122 @@
+"""Forward passes of one model over rows: precision, microbatches, and prompts that rows share.
+
+Shapes: N response tokens of some rows, side by side, H hidden.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from graftrl.errors import ModelError
+from graftrl.policies.config import WeightsSettings
+from graftrl.policies.loading import Loaded
+from graftrl.policies.logprobs import token_logprobs
+from graftrl.policies.microbatch import Padded, cut, pad
+from graftrl.policies.prefix import (
+    PROBE_TOKENS,
+    SharedPrompts,
+    hidden_of_responses,
+    longest_shared,
+    shared_prompts,
+    sharing_difference,
+)
+from graftrl.rollout import Row
+
+SAME_HIDDEN = 1e-4  # relative; float32 rounding stays near 1e-6
+
+
+@dataclass
+class Passes:
+    """longest_shared: tokens of a row that may share its prompt's pass with others; 0: none share."""
+
+    loaded: Loaded
+    settings: WeightsSettings
+    device: torch.device
+    longest_shared: int = 0
+
+    def probe_sharing(self) -> float | None:
+        """Let rows share prompts where that reproduces whole rows on a few ids; the relative difference found there.
+
+        None where sharing is not possible, or would not pay.
+        """
+        limit = longest_shared(self.loaded.decoder)
+        # On a GPU the attention mask that sharing needs would rule out the fastest attention kernel.
+        if self.device.type != "cpu" or limit < PROBE_TOKENS:
+            return None
+        difference = sharing_difference(self.loaded.decoder)
+        self.longest_shared = limit if difference <= SAME_HIDDEN else 0
+        return difference
+
+    def precision(self) -> contextlib.AbstractContextManager[Any]:
+        if self.settings.dtype == "float32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    def shared(self, rows: Sequence[Row]) -> SharedPrompts | None:
+        return shared_prompts(rows, self.device, self.longest_shared)
+
+    def hidden(self, padded: Padded, shared: SharedPrompts | None) -> Tensor:
+        """[N, H]: the final hidden states that predict the padded rows' response tokens; differentiable."""
+        if shared is None:
+            hidden = self.loaded.decoder(input_ids=padded.token_ids_BS, use_cache=False).last_hidden_state
+            positions_N = padded.positions_N
+        else:
+            hidden, positions_N = hidden_of_responses(self.loaded.decoder, shared), padded.cells_N
+        return hidden.reshape(-1, hidden.shape[-1]).index_select(0, positions_N)
+
+    def logprobs(self, hidden_NH: Tensor, targets_N: Tensor) -> Tensor:
+        """float32 [N]: log-probabilities of the targets; differentiable."""
+        return token_logprobs(hidden_NH, targets_N, self.loaded.head, self.settings.logit_elements)
+
+    @torch.no_grad()
+    def read(self, rows: Sequence[Row]) -> list[Tensor]:
+        """[T, H] per row, without gradients."""
+        found: list[Tensor] = [torch.empty(0)] * len(rows)
+        for batch, _, hidden_NH in self._microbatches(rows):
+            lengths = [len(rows[i].response_token_ids) for i in batch]
+            for i, hidden_TH in zip(batch, hidden_NH.split(lengths), strict=True):
+                found[i] = hidden_TH
+        return found
+
+    @torch.no_grad()
+    def score(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+        """log pi(token) of every response token, float32 [T] per row."""
+        scores: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(rows)
+        for batch, padded, hidden_NH in self._microbatches(rows):
+            flat = self.logprobs(hidden_NH, padded.targets_N).cpu().numpy()
+            stops = np.cumsum([len(rows[i].response_token_ids) for i in batch])[:-1]
+            for i, values in zip(batch, np.split(flat, stops), strict=True):
+                scores[i] = values
+        return scores
+
+    def _microbatches(self, rows: Sequence[Row]) -> Iterator[tuple[list[int], Padded, Tensor]]:
+        """Which rows, these rows padded, and the hidden states of their response tokens, in that order."""
+        with self.precision():
+            for batch in cut([row_length(row) for row in rows], self.settings.microbatch_tokens):
+                members = [rows[i] for i in batch]
+                padded = pad(members, self.device)
+                yield batch, padded, self.hidden(padded, self.shared(members))
+
+
+def row_length(row: Row) -> int:
+    """Tokens of prompt and response."""
+    return len(row.prompt_token_ids) + len(row.response_token_ids)
+
+
+def find_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ModelError(f"device {name!r} is not usable here: {str(error).splitlines()[0]}") from error
+    return device
