@@ -26,6 +26,13 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 HERE = Path(__file__).resolve().parent
 
 
+DEFAULT_THREADS = torch.get_num_threads()  # one a core
+
+
+def default_threads() -> None:
+    torch.set_num_threads(DEFAULT_THREADS)
+
+
 def one_thread() -> None:
     """As the laboratory's runs: several side by side, each on one thread."""
     torch.set_num_threads(1)
@@ -144,7 +151,7 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": cpu,
         "cores": os.cpu_count(),
-        "torch_threads": torch.get_num_threads(),
+        "torch_threads": DEFAULT_THREADS,
         "load_average": os.getloadavg()[0],
         "python": platform.python_version(),
         **{package: version(package) for package in ("torch", "transformers", "trl", "numpy", "graftrl")},

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from common import SMALL, WIDE, Setting
+from common import SMALL, WIDE, Setting, default_threads
 
 
 def best_seconds(work: Callable[[], object], repeats: int = 7, inner: int = 5) -> float:
@@ -112,6 +112,7 @@ def report(setting: Setting, found: dict[str, float], ours: dict[str, float] | N
 
 
 def measure() -> dict[str, dict[str, float]]:
+    default_threads()
     return {setting.name: floor(setting) for setting in (SMALL, WIDE)}
 
 

@@ -38,6 +38,7 @@ from common import (
     WIDE,
     Setting,
     coin,
+    default_threads,
     in_subprocess,
     peak_resident_bytes,
     prompt_texts,
@@ -405,6 +406,7 @@ def print_equality(setting: Setting, e: dict[str, float]) -> None:
 
 
 def quiet() -> None:
+    default_threads()
     warnings.filterwarnings("ignore")
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
