@@ -38,7 +38,7 @@ class FrozenModel:
     def __init__(
         self, passes: Passes, using: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
     ) -> None:
-        self.passes, self._using = passes, using
+        self.passes, self.using = passes, using
         self.keep_hidden = False  # log-probabilities are asked of rows that will also need sums over the vocabulary
         self._hidden: dict[Key, Tensor] = {}
         self._logprobs: dict[Key, NDArray[np.float32]] = {}
@@ -54,7 +54,7 @@ class FrozenModel:
                     targets = torch.from_numpy(row.response_token_ids).to(hidden_TH.device)
                     self._logprobs[key] = self.passes.logprobs(hidden_TH, targets).cpu().numpy()
         else:
-            with self._using():
+            with self.using():
                 self._logprobs |= zip(missing, self.passes.score(list(missing.values())), strict=True)
         return [self._logprobs[_key(row)] for row in rows]
 
@@ -79,7 +79,7 @@ class FrozenModel:
     def _read(self, rows: Iterable[Row]) -> list[Tensor]:
         rows = list(rows)
         missing = self._missing(rows, self._hidden)
-        with self._using():
+        with self.using():
             self._hidden |= zip(missing, self.passes.read(list(missing.values())), strict=True)
         return [self._hidden[_key(row)] for row in rows]
 
@@ -103,6 +103,7 @@ class FrozenWeights:
         self._loaded: dict[Place, Loaded] = {}
         self._adapted: dict[Place, Any] = {}  # PEFT's view of the same models; its adapters are named by their folders
         self._models: dict[tuple[Place, str, str], FrozenModel] = {}
+        self._adopted: list[FrozenModel] = []
 
     def model(self, name: str, settings: WeightsSettings) -> FrozenModel:
         """The frozen model of these settings.
@@ -124,8 +125,13 @@ class FrozenWeights:
             self._models[key] = model
         return self._models[key]
 
+    def adopt(self, model: FrozenModel) -> FrozenModel:
+        """Another model that is to forget with the others."""
+        self._adopted.append(model)
+        return model
+
     def forget(self) -> None:
-        for model in self._models.values():
+        for model in (*self._models.values(), *self._adopted):
             model.forget()
 
     @contextlib.contextmanager
@@ -134,12 +140,12 @@ class FrozenWeights:
         adapted = self._adapted.get(place)
         if adapted is None:
             yield
-        elif not adapter:
-            with adapted.disable_adapter():
-                yield
-        else:
+            return
+        if adapter:
             adapted.set_adapter(_adapter_name(adapter))
+        with contextlib.nullcontext() if adapter else adapted.disable_adapter():
             yield
+        adapted.requires_grad_(False)  # PEFT lets the adapter that it switches on train
 
     def _add_adapter(self, name: str, place: Place, folder: str) -> None:
         peft = import_peft()

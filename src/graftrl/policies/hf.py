@@ -75,7 +75,8 @@ class HFPolicy:
         settings: see `ModelSettings`.
         sampling: the training distribution; its length limits hold for scoring too.
         checkpoint: a folder that `save` wrote; weights, optimizer and conventions come from there.
-        frozen: where the reference's weights come from, so that scorers of the same path share them.
+        frozen: where the reference's weights come from, so that scorers of the same path share them. Who gives it makes
+            it forget between steps.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class HFPolicy:
         )
         self.optimizer_steps = 0
         self.skipped_in_a_row = 0
-        self._frozen = frozen or FrozenWeights()
+        self._frozen, self._forgets = frozen or FrozenWeights(), frozen is None
         self._reference: FrozenModel | None = None
         if checkpoint is not None:
             self._restore(checkpoint)
@@ -192,7 +193,7 @@ class HFPolicy:
         """The model as it was before training; loaded when it is first asked for."""
         if self._reference is None:
             if self.settings.lora is not None:
-                self._reference = FrozenModel(self.passes, self.saver.disable_adapter)
+                self._reference = self._frozen.adopt(FrozenModel(self.passes, self.saver.disable_adapter))
             else:
                 self._reference = self._frozen.model(self.name, self.settings)
         return self._reference
@@ -235,6 +236,8 @@ class HFPolicy:
             stats.losses.append(self._accumulate(rows, objective, stats, scorers or {}))
             self._step(stats)
         stats.learning_rate = self.optimizer.param_groups[0]["lr"]
+        if self._forgets:
+            self._frozen.forget()
         return stats
 
     def _accumulate(
