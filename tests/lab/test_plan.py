@@ -10,6 +10,7 @@ from fake_runs import finish, laboratory
 from graftrl.config import load_recipe
 from graftrl.errors import ConfigError
 from graftrl.lab import pages
+from graftrl.lab.cache import warm_folders
 from graftrl.lab.models import LAB_MODELS
 from graftrl.lab.pairs import PAIRS, REGIMES
 from graftrl.lab.plan import (
@@ -19,6 +20,7 @@ from graftrl.lab.plan import (
     cells_of,
     expected_seconds,
     log_of,
+    missing_models,
     pairs_named,
     runs_of,
     total_seconds,
@@ -152,3 +154,21 @@ def test_time_is_told_by_finished_runs_of_a_kind_and_scaled_for_the_others(tmp_p
     assert after[other] / before[other] == pytest.approx(ratio)
     left = sum(seconds for key, seconds in after.items() if not lab.is_finished(key))
     assert total_seconds(after, lab, 2) == pytest.approx(left / 2)
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+def test_models_are_built_where_runs_look_for_them(
+    regime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("graftrl.lab.pairs.ensure_warm_pair", warm_folders)  # same arguments, builds nothing
+    lab = laboratory(tmp_path)
+    for model in LAB_MODELS:
+        assert REGIMES[regime].warm(lab.cache, [model]) == {model: lab.model_folder(regime, model)}
+
+
+def test_models_that_are_missing_are_told(tmp_path: Path) -> None:
+    lab = laboratory(tmp_path)
+    keys = runs_of([cell_of(PAIRS["A-B"], "graft", 0), cell_of(PAIRS["A-C"], "grpo", 0)])
+    assert missing_models(lab, keys) == {"base": ["A", "B", "C"]}
+    lab.model_folder("base", "A").mkdir(parents=True)
+    assert missing_models(lab, keys) == {"base": ["B", "C"]}

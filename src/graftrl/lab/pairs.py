@@ -76,17 +76,13 @@ REGIMES: dict[str, Regime] = {
         ),
         Regime(
             "long",
-            "lists of 12 digits, responses of 28 to 30 tokens; warm-ups twice as long",
-            task={"length": 12},
+            "lists of 10 digits, responses of 24 to 26 tokens; warm-ups twice as long",
+            task={"length": 10},
             warmup={name: {"steps": 2 * WARMUPS[name].steps} for name in LAB_MODELS},
-            recipe=("sampling.max_response_tokens=40",),
+            recipe=("sampling.max_response_tokens=36",),
         ),
-        Regime(
-            "programs",
-            "another draw of the hidden programs; a longer warm-up of A, which learns to execute later here",
-            task={"program_seed": 1},
-            warmup={"A": {"steps": 1000}},
-        ),
+        # With program_seed 1, A executes only .85 of the programs that it names after its warm-up.
+        Regime("programs", "another draw of the hidden programs", task={"program_seed": 2}),
         Regime(
             "style",
             "model B separates the two steps of a response by | where the others write ;",
