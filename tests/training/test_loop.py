@@ -12,7 +12,7 @@ from graftrl.logs.rollouts import ROLLOUT_SCHEMA, read_steps
 from graftrl.objective import group_advantages
 from graftrl.training import loop
 from graftrl.training.loop import train
-from graftrl.training.progress import Silent
+from graftrl.training.progress import Silent, Terminal
 from graftrl.training.run_folder import RunFolder, TrainingState
 
 
@@ -84,6 +84,13 @@ def test_inexact_generation_logprobs_are_recomputed_so_ratios_start_at_one(make_
         )
         assert line["models"]["A"]["clipped_tokens"] == {"own": 0}  # e^-0.5 would be far outside the clip range
     assert run.read_metrics()[0]["models"]["A"]["generation_gap"] == pytest.approx(0.5, abs=1e-3)
+
+
+def test_the_end_says_where_the_time_went(make_recipe, new_run, capsys):
+    run_recipe(make_recipe("graft", steps=2), new_run, Terminal())
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("time: ")
+    assert all(phase in last for phase in ("sampling", "grading", "scoring", "exchange", "training", "logging"))
 
 
 def test_every_response_is_logged_with_the_full_schema(finished):
@@ -166,6 +173,7 @@ def test_dynamic_sampling_without_any_mixed_group_skips_the_update_and_goes_on(m
     lines = run.read_metrics()
     assert [line["models"]["A"]["groups"] for line in lines] == [0, 0]
     assert [line["models"]["A"]["optimizer_steps"] for line in lines] == [0, 0]
+    assert lines[-1]["models"]["A"]["sampled_tokens"] == 0 and lines[-1]["cost"]["sampled_tokens"] > 0
     assert lines[-1]["epoch"] == pytest.approx(4 / 3)  # two rounds of a third of an epoch each step
 
 
@@ -208,7 +216,8 @@ def test_evaluation_marks_the_best_checkpoint_and_keeps_it(make_recipe, new_run)
     state = TrainingState(**json.loads((run.latest_checkpoint() / "state.json").read_text()))
     assert state.best_step == best and state.best_score == pytest.approx(max(means))
     assert run.checkpoint_steps() == sorted({best, 5}) and run.best_step() == best
-    assert run.step_file("evaluations", 0).exists()
+    before = json.loads(run.step_file("evaluations", 0).read_text())["results"]["A"]
+    assert 1 <= before["response_tokens_mean"] <= 6 and 0 < before["truncated"] < 1
 
 
 def test_own_rows_with_non_finite_logprobs_are_left_out_and_counted(make_recipe, new_run, monkeypatch):

@@ -21,7 +21,8 @@ from graftrl.evaluation.intervals import bootstrap_interval
 from graftrl.exchange import all_fail_overlap
 from graftrl.logs.rollouts import write_rollouts, write_transfers
 from graftrl.methods import Method, StepContext
-from graftrl.methods.extensions import PreparesPrompts, PromptContext, SearchesWeights
+from graftrl.methods.base import FRESH_KINDS
+from graftrl.methods.extensions import PreparesPrompts, PromptContext, SearchesWeights, UsesScorers
 from graftrl.rollout import Group, Prompt, Row, successes_by_model
 from graftrl.seeds import derive_seed, generator
 from graftrl.tasks import Task, VerificationPool, build_task, grade_groups
@@ -66,8 +67,11 @@ def prepare(recipe: Recipe, run: RunFolder | None = None) -> Prepared:
         notes += more
     steps = recipe.training.steps or (recipe.training.epochs or 0) * stream.batches_per_epoch
     peers = open_peers(recipe.peers, stream, steps, recipe.seed)
+    method = recipe.build_method()
+    if isinstance(method, UsesScorers):
+        notes += method.check_scorers(engine.codecs, engine.scorers)
     notes = [*task.notes, *engine.notes, *notes, *(note for peer in peers for note in peer.notes)]
-    return Prepared(task, engine, recipe.build_method(), stream, validation, lengths, steps, notes, peers, History(run))
+    return Prepared(task, engine, method, stream, validation, lengths, steps, notes, peers, History(run))
 
 
 def train(run: RunFolder, recipe: Recipe, display: Display) -> TrainingState:
@@ -104,7 +108,7 @@ def train_step(
 ) -> dict[str, Any]:
     """One step; advances `state` and returns its line of metrics."""
     engine, method = prepared.engine, prepared.method
-    step, clock = state.step + 1, Clock()
+    step, clock, sampled_before = state.step + 1, Clock(), state.sampled_tokens
     groups = collect_groups(recipe, prepared, pool, state, clock)
 
     for model, of_model in groups.items():
@@ -127,6 +131,7 @@ def train_step(
         stored={peer.name: peer.fingerprint for peer in prepared.peers},
         history=prepared.history,
         memory=state.memory,
+        scorers=engine.scorers,
     )
     stored, of_peers, notes = read_peers(prepared, groups, context, pool, state, clock)
     with clock("exchange"):
@@ -193,14 +198,12 @@ def train_step(
     step_s = clock.total()
     # Training time alone, so that runs with and without evaluation compare.
     state.wall_s += step_s - phases.get("evaluation", 0.0)
-    sampled = sum(metrics["models"][model]["sampled_tokens"] for model in groups)
-    state.sampled_tokens += sampled
     state.trained_tokens += sum(updates[model].tokens.total() for model in groups)
     state.passed_tokens += sum(updates[model].passed_tokens for model in groups)
     metrics |= {
         "step_s": step_s,
         "phase_s": phases,
-        "sampled_tokens_per_s": sampled / step_s,
+        "sampled_tokens_per_s": (state.sampled_tokens - sampled_before) / step_s,
         "wall_s": state.wall_s,
         "cost": {
             "sampled_tokens": state.sampled_tokens,
@@ -236,8 +239,10 @@ def collect_groups(
                 sampled = sample_members(engine, method, asked, recipe.training.group_size, seeds)
             else:
                 sampled = engine.sample(asked, recipe.training.group_size, seeds)
+        everything = [group for of_model in sampled.values() for group in of_model]
+        state.sampled_tokens += sum(len(response.token_ids) for group in everything for response in group.responses)
         with clock("grading"):
-            grade_groups(prepared.task, [group for of_model in sampled.values() for group in of_model], pool)
+            grade_groups(prepared.task, everything, pool)
         if isinstance(method, SearchesWeights):
             with clock("training"):
                 move_weights(engine, method, sampled, seeds)
@@ -307,7 +312,7 @@ def settle_old_logprobs(
     terms = method.objective(0).terms
     for model, of_model in rows.items():
         kept = [row for row in of_model if row.old_logprobs is None or np.isfinite(row.old_logprobs).all()]
-        own = [row for row in kept if row.kind == "own"]
+        own = [row for row in kept if row.kind in FRESH_KINDS]
         gap = None
         if model not in state.exact_generation and own:
             with clock("scoring"):
@@ -360,7 +365,16 @@ def evaluate(
     results = {}
     for model, of_model in groups.items():
         mean, low, high = bootstrap_interval([group.successes / samples for group in of_model])
-        results[model] = {"pass_at_1": mean, "low": low, "high": high, "problems": len(of_model), "samples": samples}
+        responses = [response for group in of_model for response in group.responses]
+        results[model] = {
+            "pass_at_1": mean,
+            "low": low,
+            "high": high,
+            "problems": len(of_model),
+            "samples": samples,
+            "response_tokens_mean": float(np.mean([len(response.token_ids) for response in responses])),
+            "truncated": float(np.mean([response.finish_reason == "length" for response in responses])),
+        }
     per_problem = {
         model: {group.prompt.id: group.successes for group in of_model} for model, of_model in groups.items()
     }

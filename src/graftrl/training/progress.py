@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -47,6 +48,7 @@ class Terminal:
         self.live: Live | None = None
         self.last_line = 0.0
         self.steps = 0
+        self.seconds: Counter[str] = Counter()  # per phase, of the steps shown
 
     def start(self, recipe: Recipe, steps: int, state: TrainingState, notes: Sequence[str]) -> None:
         self.steps = steps
@@ -67,6 +69,7 @@ class Terminal:
             self.live.start()
 
     def step(self, metrics: Mapping[str, Any]) -> None:
+        self.seconds.update(metrics["phase_s"])
         for note in metrics["notes"]:
             self._note(note)
         self.bar.update(self.task, completed=metrics["step"])
@@ -89,6 +92,9 @@ class Terminal:
             self.live.stop()
         if state.step < steps:
             self.console.print(f"stopped after step {state.step} of {steps}; everything is saved", highlight=False)
+        if total := self.seconds.total():
+            parts = (f"{phase} {s:.1f} s ({s / total:.0%})" for phase, s in self.seconds.most_common())
+            self.console.print(f"time: {', '.join(parts)}", highlight=False, soft_wrap=True)
 
     def _note(self, note: str) -> None:
         if note not in self.seen_notes:
