@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 
 import pytest
 from transformers.utils import logging as transformers_logging
 
 from graftrl import cli
+from graftrl.lab.cache import SHIPPED
 from graftrl.lab.models import LAB_MODELS, build_model, save_model
 
 transformers_logging.disable_progress_bar()
@@ -20,6 +23,20 @@ def pair(tmp_path_factory) -> dict[str, str]:
     for name in "AB":
         save_model(build_model(LAB_MODELS[name], seed=3), LAB_MODELS[name], root / name)
     return {name: str(root / name) for name in "AB"}
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    shared = Path(os.environ.get("GRAFTRL_SHARED", Path(__file__).parents[1].parent / "shared"))
+    if not (shared / "data").is_dir():
+        pytest.skip(f"the shared benchmark files are not at {shared}; set GRAFTRL_SHARED")
+    return shared / "data"
+
+
+@pytest.fixture(scope="session")
+def warm() -> dict[str, str]:
+    """The laboratory's warmed-up models that come with the package."""
+    return {name: str(next(SHIPPED.glob(f"{name}-*"))) for name in "AB"}
 
 
 @pytest.fixture

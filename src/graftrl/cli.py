@@ -12,6 +12,7 @@ import typer
 
 from graftrl import __version__
 from graftrl.errors import GraftrlError
+from graftrl.evaluation.cli import evaluate
 from graftrl.lab.cli import lab
 from graftrl.logs.cli import app as logs_app
 from graftrl.probe.cli import probe
@@ -97,6 +98,7 @@ def grade(
         typer.echo(json.dumps(line, ensure_ascii=False))
 
 
+app.command("eval")(evaluate)
 app.command()(probe)
 app.command()(lab)
 

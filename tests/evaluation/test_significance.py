@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from graftrl.evaluation.significance import holm, paired_t_test
+from graftrl.evaluation.significance import holm, paired_t_test, sign_flip_test
 
 
 def test_paired_test_by_hand() -> None:
@@ -53,3 +55,45 @@ def test_holm_keeps_the_order_and_never_lowers(p_values: list[float]) -> None:
     order = np.argsort(p_values, kind="stable")
     assert (np.diff(np.array(adjusted)[order]) >= 0).all()
     assert min(adjusted) == pytest.approx(min(1.0, len(p_values) * min(p_values)))
+
+
+def test_sign_flips_by_hand() -> None:
+    """Differences 3, 2, 1: |+-3 +-2 +-1| is 6 for two of eight patterns, at least 4 for four of them."""
+    assert sign_flip_test([[3.0, 2.0, 1.0]]) == 2 / 8
+    assert sign_flip_test([[3.0, 2.0, -1.0]]) == 4 / 8
+    assert sign_flip_test([[-3.0, -2.0, -1.0, 0.0, 0.0]]) == 2 / 8  # problems without a difference say nothing
+    assert sign_flip_test([[0.0, 0.0]]) == 1.0
+
+
+def test_sign_flips_of_a_score_weigh_benchmarks_equally() -> None:
+    """A difference on one of two problems counts ten times one on one of twenty: .05 +- .005 by pattern."""
+    strata = [[0.2, 0.0], [0.2, *[0.0] * 19]]
+    assert sign_flip_test(strata) == 2 / 4
+    assert sign_flip_test([[0.2, 0.0], [-0.2, *[0.0] * 19]]) == 4 / 4
+
+
+@given(st.lists(st.integers(-8, 8), min_size=1, max_size=9))
+def test_few_differences_are_flipped_in_all_ways(values: list[int]) -> None:
+    found = abs(sum(values))
+    sums = [
+        abs(sum(s * v for s, v in zip(signs, values, strict=True)))
+        for signs in itertools.product((1, -1), repeat=len(values))
+    ]
+    assert sign_flip_test([[v / 8 for v in values]]) == pytest.approx(np.mean([s >= found for s in sums]))
+
+
+def test_many_differences_are_flipped_at_random_and_agree_with_the_normal_limit() -> None:
+    rng = np.random.default_rng(1)
+    differences = rng.normal(0.2, 1.0, size=200)
+    z = differences.sum() / np.sqrt((differences**2).sum())
+    expected = 2 * stats.norm.sf(abs(z))
+    found = sign_flip_test([differences.tolist()])
+    assert 0.01 < expected < 0.2 and found == pytest.approx(expected, abs=0.012)
+    assert sign_flip_test([differences.tolist()]) == found  # the flips are drawn from a fixed seed
+    assert sign_flip_test([[1.0] * 100]) == 1 / 10_001  # never 0
+
+
+def test_no_problem_cannot_be_tested() -> None:
+    for strata in ([], [[]], [[0.1], []]):
+        with pytest.raises(ValueError, match="at least one problem"):
+            sign_flip_test(strata)

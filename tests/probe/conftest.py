@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from graftrl import cli
 from graftrl.config import Recipe, parse_recipe
-from graftrl.lab.cache import SHIPPED
 from graftrl.logs.rollouts import write_rollouts, write_transfers
 from graftrl.methods import Transfer
 from graftrl.policies.config import SamplingSettings
@@ -26,12 +23,6 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="session")
-def warm() -> dict[str, str]:
-    """The laboratory's warmed-up models that come with the package."""
-    return {name: str(next(SHIPPED.glob(f"{name}-*"))) for name in "AB"}
 
 
 @pytest.fixture
@@ -50,20 +41,6 @@ def recipe(warm: dict[str, str]) -> Callable[..., Recipe]:
         return parse_recipe({**content, **sections}, "test")
 
     return make
-
-
-@pytest.fixture
-def graftrl(capsys, monkeypatch):
-    """Run a command in this process: exit code, standard output, standard error."""
-
-    def run(*arguments: Any) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["graftrl", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(caught.value.code or 0), captured.out, captured.err
-
-    return run
 
 
 def _group(model: str, prompt_id: str, rewards: Sequence[float]) -> Group:

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graftrl.evaluation.intervals import Estimate
+from graftrl.evaluation.passk import powers_up_to
 from graftrl.probe.analysis import (
-    Estimate,
     PeerResponses,
     admit,
     compatibility,
@@ -16,7 +17,6 @@ from graftrl.probe.analysis import (
     joint_counts,
     pass_estimates,
     per_step,
-    powers_up_to,
     summarize_model,
     winnable,
 )

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from graftrl.evaluation.intervals import Estimate
 from graftrl.probe.analysis import (
     Compatibility,
     Direction,
-    Estimate,
     ModelSummary,
     PeerResponses,
     PerStep,

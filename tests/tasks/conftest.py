@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,14 +10,6 @@ from graftrl.tasks.pool import VerificationPool
 
 # Workers import the helpers by name, so the folder has to be importable, not only readable by pytest.
 sys.path.insert(0, str(Path(__file__).parent))
-
-
-@pytest.fixture(scope="session")
-def shared_data() -> Path:
-    shared = Path(os.environ.get("GRAFTRL_SHARED", Path(__file__).parents[2].parent / "shared"))
-    if not (shared / "data").is_dir():
-        pytest.skip(f"the shared benchmark files are not at {shared}; set GRAFTRL_SHARED")
-    return shared / "data"
 
 
 @pytest.fixture(scope="session")

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
+from numpy.typing import NDArray
+
+_DRAWN_AT_ONCE = 8_000_000  # problems that a bootstrap holds at once
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value with the bounds of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
 
 
 def t_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float | None]:
@@ -37,15 +50,36 @@ def bootstrap_interval(
     """Mean, lower and upper bound by resampling problems with replacement (percentile bootstrap).
 
     Args:
-        scores: one value per problem, such as its share of right samples.
+        scores: one value per problem, such as its share of right samples, or the difference of two models' shares.
     """
-    data = np.asarray(scores, dtype=np.float64)
-    if len(data) == 0:
+    return stratified_bootstrap_interval([scores], level, resamples, seed)
+
+
+def stratified_bootstrap_interval(
+    strata: Sequence[Sequence[float]], level: float = 0.95, resamples: int = 2000, seed: int = 0
+) -> tuple[float, float, float]:
+    """The same for the unweighted mean of several means, such as a score over benchmarks: problems are resampled within
+    each.
+
+    Args:
+        strata: of each benchmark one value per problem.
+
+    Raises:
+        ValueError: no benchmark, or one without a problem.
+    """
+    data = [np.asarray(scores, dtype=np.float64) for scores in strata]
+    if not data or any(len(scores) == 0 for scores in data):
         raise ValueError("an interval needs at least one problem")
     rng = np.random.default_rng(seed)
-    means = data[rng.integers(len(data), size=(resamples, len(data)))].mean(axis=1)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return float(data.mean()), float(low), float(high)
+    drawn = [_resampled_means(scores, resamples, rng) for scores in data]
+    low, high = np.quantile(np.mean(drawn, axis=0), [(1 - level) / 2, (1 + level) / 2])
+    return float(np.mean([scores.mean() for scores in data])), float(low), float(high)
+
+
+def _resampled_means(scores: NDArray[np.float64], resamples: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    at_once = max(1, _DRAWN_AT_ONCE // len(scores))
+    blocks = (min(at_once, resamples - start) for start in range(0, resamples, at_once))
+    return np.concatenate([scores[rng.integers(len(scores), size=(rows, len(scores)))].mean(axis=1) for rows in blocks])
 
 
 def wilson_interval(successes: int, trials: int, level: float = 0.95) -> tuple[float, float, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from math import comb
 
 
@@ -18,3 +19,8 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     if not 1 <= k <= n:
         raise ValueError(f"k = {k} needs between 1 and n = {n}: draw at least k samples per problem")
     return 1.0 - comb(n - c, k) / comb(n, k)
+
+
+def powers_up_to(n: int) -> list[int]:
+    """1, 2, 4, ... below n, and n."""
+    return [*itertools.takewhile(lambda k: k < n, (2**i for i in range(n))), n]

@@ -1,10 +1,13 @@
-"""Is one method better than another? Student's t on differences paired by seed, and Holm's correction for several."""
+"""Is one better than another? Student's t on differences paired by seed, sign flips on differences paired by problem,
+and Holm's correction for several."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from graftrl.evaluation.intervals import paired_t_interval
 
@@ -40,6 +43,43 @@ def paired_t_test(first: Sequence[float], second: Sequence[float]) -> PairedTest
 
     p = 2 * stats.t.sf(abs(mean) / (deviation / math.sqrt(n)), n - 1)
     return PairedTest(mean, half_width, float(p), n)
+
+
+_EXACT_FLIPS = 14  # so many differences are flipped in all 2^14 ways
+_ROWS_AT_ONCE = 512
+
+
+def sign_flip_test(strata: Sequence[Sequence[float]], flips: int = 10_000, seed: int = 0) -> float:
+    """Two-sided p of no difference between two models, from differences paired by problem (Fisher's randomisation).
+
+    If the models were equal, each problem's difference could as well have had the other sign. p is the share of sign
+    patterns with a mean at least as far from 0 as the one found: of all patterns when few differences are not 0, else
+    of `flips` drawn ones and the one found.
+
+    Args:
+        strata: of each benchmark one difference per problem; the statistic is the unweighted mean of the benchmarks'
+            means.
+
+    Raises:
+        ValueError: no benchmark, or one without a problem.
+    """
+    if not strata or any(len(differences) == 0 for differences in strata):
+        raise ValueError("a test needs at least one problem")
+    terms = np.concatenate([np.asarray(d, dtype=np.float64) / (len(d) * len(strata)) for d in strata])
+    terms = terms[terms != 0.0]
+    if len(terms) == 0:
+        return 1.0
+    found = abs(terms.sum()) * (1 - 1e-12)  # patterns that equal it but for rounding count
+    if len(terms) <= _EXACT_FLIPS:
+        patterns = (np.arange(2 ** len(terms))[:, None] >> np.arange(len(terms))) & 1
+        return float(np.mean(np.abs((1 - 2 * patterns) @ terms) >= found))
+    rng = np.random.default_rng(seed)
+    extreme = 0
+    for start in range(0, flips, _ROWS_AT_ONCE):
+        rows = min(_ROWS_AT_ONCE, flips - start)
+        signs = 1.0 - 2.0 * rng.integers(2, size=(rows, len(terms)))
+        extreme += int((np.abs(signs @ terms) >= found).sum())
+    return (1 + extreme) / (1 + flips)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

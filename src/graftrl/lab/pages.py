@@ -20,6 +20,7 @@ from graftrl.lab.studies import BASELINE, Study
 from graftrl.report import plots
 from graftrl.report.data import Run, clipping_table, exchange_table
 from graftrl.report.html import plus_minus
+from graftrl.report.tables import markdown_table
 
 SELECTION_RULE = (
     f"every model is evaluated on {VALIDATION_PROMPTS} held-out prompts every {EVALUATE_EVERY} steps and after the "
@@ -520,12 +521,6 @@ PARTS: dict[str, Part] = {
 
 
 # Pieces ---------------------------------------------------------------------------------------------------------------
-
-
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1) -> str:
-    """The first `text_columns` columns are aligned left, the others right."""
-    rule = ["---" if i < text_columns else "---:" for i in range(len(header))]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *rows))
 
 
 def plus_minus_points(mean: float, deviation: float) -> str:

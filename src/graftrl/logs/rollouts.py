@@ -69,13 +69,14 @@ def write_rollouts(
     fingerprints: Mapping[str, str],
     policy_version: int | None = None,
 ) -> None:
-    """One file for one step. `advantage` is the group-relative advantage that the source computes; the policy version
-    is the number of finished steps when the responses were sampled: `step - 1` where it is not given."""
+    """One file for one step. `advantage` is the group-relative advantage that the source computes, null in a group of
+    one; the policy version is the number of finished steps when the responses were sampled: `step - 1` where it is not
+    given."""
     version = step - 1 if policy_version is None else policy_version
     rows = []
     for model, of_model in groups.items():
         for group in of_model:
-            advantages = group_advantages(group.rewards).tolist()
+            advantages = group_advantages(group.rewards).tolist() if group.size > 1 else [None]
             messages = [{"role": message["role"], "content": message["content"]} for message in group.prompt.messages]
             for index, (response, advantage) in enumerate(zip(group.responses, advantages, strict=True)):
                 rows.append(

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graftrl.evaluation import pass_at_k
-from graftrl.evaluation.intervals import bootstrap_interval, wilson_interval
+from graftrl.evaluation.intervals import Estimate, bootstrap_interval, wilson_interval
+from graftrl.evaluation.passk import powers_up_to
 from graftrl.exchange import all_fail_overlap, compatibility_weights, select_complementary
 from graftrl.exchange.selection import Q
 from graftrl.methods.base import SCORE_BINS
@@ -21,15 +22,6 @@ Floats = NDArray[np.float64]
 
 _RESAMPLED = 8_000_000  # problems drawn by a bootstrap at most, which bounds its memory
 _STEPS = 300  # steps drawn to see how many prompts a step exchanges
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A value with the bounds of its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +155,6 @@ def estimate_mean(values: Sequence[float]) -> Estimate:
 def estimate_share(part: int, whole: int) -> Estimate | None:
     """A share with its Wilson interval; None of nothing."""
     return Estimate(*wilson_interval(part, whole)) if whole else None
-
-
-def powers_up_to(n: int) -> list[int]:
-    """1, 2, 4, ... below n, and n."""
-    return [*itertools.takewhile(lambda k: k < n, (2**i for i in range(n))), n]
 
 
 def pass_estimates(successes: Sequence[int], n: int) -> dict[int, Estimate]:

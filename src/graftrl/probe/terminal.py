@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from graftrl.probe.analysis import Estimate
+from graftrl.evaluation.intervals import Estimate
 from graftrl.probe.report import ProbeReport
 from graftrl.report.plots import arrow
 

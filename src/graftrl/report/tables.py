@@ -1,0 +1,26 @@
+"""Tables of text cells as Markdown and as LaTeX."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+        "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "→": r"$\to$", "<": r"$<$", "−": "$-$",
+    }
+)  # fmt: skip
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1) -> str:
+    """The first `text_columns` columns are aligned left, the others right."""
+    rule = ["---" if i < text_columns else "---:" for i in range(len(header))]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *rows))
+
+
+def latex_table(header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1) -> str:
+    """The same as a tabular for the package booktabs; cells are plain text, LaTeX's own characters are escaped."""
+    lines = [" & ".join(cell.translate(_LATEX) for cell in cells) + r" \\" for cells in (header, *rows)]
+    columns = "l" * text_columns + "r" * (len(header) - text_columns)
+    body = [r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]
+    return "\n".join([rf"\begin{{tabular}}{{{columns}}}", *body, r"\end{tabular}"])
