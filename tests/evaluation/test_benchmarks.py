@@ -53,6 +53,15 @@ def test_the_hub_is_asked_with_the_fields_of_the_table(monkeypatch, name):
     assert f"the published benchmark {known.problems}" in found.notes[0]
 
 
+def test_an_unreachable_hub_is_told_with_a_way_out(monkeypatch):
+    def unreachable(source):
+        raise DataError("hub:x: no network")
+
+    monkeypatch.setattr(data, "_hub_rows", unreachable)
+    with pytest.raises(DataError, match=r"hub:x: no network; --data FOLDER reads amc23\.jsonl or amc23\.parquet"):
+        load("amc23")
+
+
 def test_local_copies_may_have_the_hubs_fields(tmp_path, write_rows):
     write_rows("amc23.jsonl", [{"id": 3, "question": "1+1?", "answer": "2"}])
     write_rows("math500.jsonl", [{"unique_id": "test/a", "problem": "1+1?", "answer": "2"}])

@@ -308,6 +308,7 @@ def test_bad_input_is_one_clear_line(graftrl, numbers, tmp_path):
         ("x/a",): "say what to evaluate on: --benchmarks math500,...",
         one: "name a model to evaluate",
         ("/no/such/model", *one): "no directory /no/such/model",
+        (tmp_path, *one): "neither a model (no config.json) nor a run folder (no config.yaml)",
         ("x/a", *one, "--k", "41"): "--k 41: pass@k needs k between 1 and the 40 responses to a problem",
         ("x/a", *one, "--k", "0"): "--k 0: pass@k needs k between 1",
         ("x/a", *one, "--k", "many"): "'many' is no whole number",
@@ -316,4 +317,4 @@ def test_bad_input_is_one_clear_line(graftrl, numbers, tmp_path):
     }
     for arguments, message in cases.items():
         assert message in refused(graftrl("eval", *arguments)), arguments
-    assert not (tmp_path / "out" / "results.json").exists()
+    assert not (tmp_path / "out").exists()

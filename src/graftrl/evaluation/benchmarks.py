@@ -245,7 +245,12 @@ def _known(name: str, known: Known, options: BenchmarkOptions) -> Benchmark:
             tried = ", ".join(f"{stem}.jsonl" for stem in (name, *known.files))
             raise DataError(f"{options.data}: has no copy of {name}: none of {tried}, nor as .parquet")
         source = DataSource(path=path, **_fields_of_copy(path, known, options))
-    benchmark = _math(name, _settings(source, options, known.answer_after), source.name)
+    try:
+        benchmark = _math(name, _settings(source, options, known.answer_after), source.name)
+    except DataError as error:
+        if options.data is not None:
+            raise
+        raise DataError(f"{error}; --data FOLDER reads {name}.jsonl or {name}.parquet from a folder instead") from error
     if len(benchmark.prompts) == known.problems:
         return benchmark
     note = (

@@ -88,13 +88,14 @@ def run_evaluation(
         max_tokens=_max_tokens(request, subjects),
     )
     root = request.out or Path("runs") / f"eval-{'-'.join(subject.name for subject in subjects)}"[:100]
+    responses = Responses(root, draws, request.runs, request.limit)
     pool = VerificationPool(request.workers, request.limit_s)
     with pool, disk_errors(root, again=_AGAIN, option="--out"):
+        _asked(root, request, draws, subjects, benchmarks, ks)
+        responses.check(subjects, benchmarks)  # before the folder is there, which a mistake should not leave behind
         root.mkdir(parents=True, exist_ok=True)
         with RunFolder(root).locked("--out"), told_where(root, "problems"):
             asked, files = _asked(root, request, draws, subjects, benchmarks, ks)
-            responses = Responses(root, draws, request.runs, request.limit)
-            responses.check(subjects, benchmarks)
             RECORD.write(root, asked, files)
             with shown("problems", progress) as progressed:
                 notes = responses.sample(subjects, benchmarks, pool, progressed)

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from graftrl.config import Recipe
-from graftrl.errors import ConfigError, RunError
+from graftrl.errors import ConfigError, ModelError, RunError
 from graftrl.names import model_names
 from graftrl.policies.config import ModelSettings
 from graftrl.training.run_folder import RunFolder
@@ -54,6 +54,7 @@ def find_models(arguments: Sequence[str], options: dict[str, Any]) -> list[Subje
 
     Raises:
         ConfigError: no model, or an option that does not work.
+        ModelError: a folder that is neither a model nor a run.
         RunError: a run without a checkpoint, or without the model or step that is asked for.
     """
     if not arguments:
@@ -72,8 +73,12 @@ def find_models(arguments: Sequence[str], options: dict[str, Any]) -> list[Subje
 def _split(argument: str) -> tuple[RunFolder | None, str | None, str | None]:
     """Run folder, model and step of `RUN:MODEL@STEP`; no run for anything that is a model by itself."""
     whole = Path(argument).expanduser()
+    if _is_run(whole):
+        return RunFolder(whole), None, None
     if whole.exists():
-        return (RunFolder(whole), None, None) if _is_run(whole) else (None, None, None)
+        if whole.is_dir() and not (whole / "config.json").exists():
+            raise ModelError(f"{argument}: neither a model (no config.json) nor a run folder (no config.yaml)")
+        return None, None, None
     before, at, step = argument.rpartition("@")
     place, colon, model = (before if at else argument).rpartition(":")
     if not at and not colon:
