@@ -222,10 +222,6 @@ def costs(page: Page) -> str:
     ]
     if "graft-stored" in page.study.methods:
         blocks.append("`graft-stored` leaves out the runs whose logs it reads.")
-    if "dapo" in page.study.methods:
-        blocks.append(
-            "`dapo`: tokens are those of the groups that it kept; what it refused shows in its seconds alone."
-        )
     header = ["method", "pass@1 of both"]
     for cost in _COSTS:
         header += [f"{cost}: selected", "whole run"]
