@@ -14,7 +14,8 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, field_seria
 from graftrl.errors import ConfigError
 from graftrl.logs.config import PeerSettings
 from graftrl.methods import Method, build_method
-from graftrl.policies.config import ModelSettings, SamplingSettings
+from graftrl.methods.extensions import UsesScorers
+from graftrl.policies.config import ModelSettings, SamplingSettings, ScorerSettings
 from graftrl.settings import Settings
 from graftrl.tasks.config import TaskConfig
 
@@ -86,7 +87,8 @@ class VerificationSettings(Settings):
 
 
 class Recipe(Settings):
-    """A run. `method` is a name, or a mapping with `name` and options. `models` train; `peers` only give."""
+    """A run. `method` is a name, or a mapping with `name` and options. `models` train; `peers` only give responses, and
+    `scorers` only read them; a peer and a scorer of one name are one model."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
     seed: int = Field(0, ge=0)
@@ -95,6 +97,7 @@ class Recipe(Settings):
     method: Any
     models: dict[str, ModelSettings] = Field(min_length=1)
     peers: dict[str, PeerSettings] = Field(default_factory=dict)
+    scorers: dict[str, ScorerSettings] = Field(default_factory=dict)
     task: TaskConfig
     sampling: SamplingSettings = SamplingSettings()
     training: TrainingSettings
@@ -103,7 +106,7 @@ class Recipe(Settings):
     verification: VerificationSettings = VerificationSettings()
     trackers: list[Literal["tensorboard", "trackio", "wandb"]] = Field(default_factory=list)
 
-    @field_validator("models", "peers")
+    @field_validator("models", "peers", "scorers")
     @classmethod
     def _names_are_file_names(cls, named: dict[str, Any]) -> dict[str, Any]:
         for name in named:
@@ -133,6 +136,22 @@ class Recipe(Settings):
         both = sorted(self.models.keys() & self.peers.keys())
         if both:
             raise ValueError(f"{both[0]!r} is the name of a model and of a peer; give the peer another name")
+        scored = sorted(self.models.keys() & self.scorers.keys())
+        if scored:
+            raise ValueError(f"{scored[0]!r} is the name of a model and of a scorer; give the scorer another name")
+        if isinstance(method, UsesScorers):
+            missing = [name for name in method.scorers if name not in self.scorers]
+            if missing:
+                raise ValueError(
+                    f"method {method.settings.name!r} reads the scorers {', '.join(method.scorers)}, and there is no "
+                    f"{missing[0]!r}; add it, such as scorers: {{{missing[0]}: {{path: MODEL}}}}"
+                )
+        givers = [name for name in getattr(method, "rollouts_of", ()) if name not in {*self.models, *self.peers}]
+        if givers:
+            raise ValueError(
+                f"method {method.settings.name!r} needs the responses of {givers[0]!r}; add a peer of that name, such "
+                f"as peers: {{{givers[0]}: {{log: RUN, match: prompt}}}}"
+            )
         if len(self.models) + len(self.peers) < method.fewest_models:
             raise ValueError(
                 f"method {method.settings.name!r} exchanges between models and needs at least {method.fewest_models} "

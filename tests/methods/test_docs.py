@@ -5,10 +5,14 @@ from pathlib import Path
 import pytest
 
 from graftrl.methods import METHODS, PRESETS
+from graftrl.methods.distillation import DistillationSettings
 from graftrl.methods.grpo import ClipSettings, GRPOSettings
 
 PAGES = Path(__file__).parents[2] / "docs" / "methods"
-SHARED = {*GRPOSettings.model_fields}
+SHARED = {
+    "grpo": (ClipSettings, {*GRPOSettings.model_fields}),
+    "opd": (DistillationSettings, {*DistillationSettings.model_fields}),
+}
 ON_GRAFTS_PAGE = {name for name in [*METHODS, *PRESETS] if name.startswith("graft")}
 
 
@@ -38,13 +42,16 @@ def options_in(page):
 def written(value):
     if value is None:
         return "none"
+    if isinstance(value, list):
+        return "` and `".join(value)
     return str(value).lower() if isinstance(value, bool) else value if isinstance(value, str) else float(value)
 
 
 @pytest.mark.parametrize("name", [n for n in METHODS if n not in ON_GRAFTS_PAGE or n == "graft"])
 def test_every_option_is_listed_with_its_default(name):
     listed, fields = options_in(page_of(name)), METHODS[name].settings_type.model_fields
-    shared = SHARED if issubclass(METHODS[name].settings_type, ClipSettings) and name != "grpo" else set()
+    settings = METHODS[name].settings_type
+    shared = set().union(*(of for page, (base, of) in SHARED.items() if issubclass(settings, base) and name != page))
     for option, field in fields.items():
         if option == "name" or (option in shared and option not in listed):
             continue

@@ -13,7 +13,6 @@ from graftrl.training.loop import train
 from graftrl.training.progress import Silent
 from graftrl.training.run_folder import RunFolder
 
-
 WITHOUT_SCORERS = [name for name in [*METHODS, *PRESETS] if not isinstance(build_method(name), UsesScorers)]
 
 

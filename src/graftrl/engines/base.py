@@ -15,12 +15,18 @@ from graftrl.objective import Objective
 from graftrl.policies.codec import Codec
 from graftrl.policies.config import SamplingSettings
 from graftrl.policies.hf import UpdateStats
+from graftrl.policies.scorers import Scorer
 from graftrl.rollout import Group, Prompt, Row
 
 
 class Engine(Protocol):
     @property
     def codecs(self) -> Mapping[str, Codec]: ...
+
+    @property
+    def scorers(self) -> Mapping[str, Scorer]:
+        """The frozen models that the recipe's method reads."""
+        ...
 
     @property
     def notes(self) -> Sequence[str]: ...
@@ -33,7 +39,9 @@ class Engine(Protocol):
         sampling: SamplingSettings | None = None,
     ) -> dict[str, list[Group]]: ...
 
-    def score(self, model: str, rows: Sequence[Row]) -> list[NDArray[np.float32]]: ...
+    def score(self, model: str, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+        """Log-probabilities under a model's current weights or under a scorer, which reads no row twice in a step."""
+        ...
 
     def generation_gap(self, model: str, rows: Sequence[Row]) -> float: ...
 

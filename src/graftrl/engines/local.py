@@ -11,11 +11,14 @@ import torch
 from numpy.typing import NDArray
 
 from graftrl.config import Recipe
+from graftrl.methods.extensions import UsesScorers
 from graftrl.objective import Objective
 from graftrl.policies.config import SamplingSettings
+from graftrl.policies.frozen import FrozenWeights
 from graftrl.policies.hf import HFPolicy, UpdateStats
 from graftrl.policies.loading import check_context
 from graftrl.policies.perturbation import add_directions, perturbed
+from graftrl.policies.scorers import open_scorer
 from graftrl.rollout import Group, Prompt, Row
 
 
@@ -25,14 +28,29 @@ class LocalEngine:
     def __init__(self, recipe: Recipe, checkpoint: Path | None = None) -> None:
         if recipe.threads is not None:
             torch.set_num_threads(recipe.threads)
+        self.frozen = FrozenWeights()
         self.policies = {
-            name: HFPolicy(name, settings, recipe.sampling, None if checkpoint is None else checkpoint / name)
+            name: HFPolicy(
+                name, settings, recipe.sampling, None if checkpoint is None else checkpoint / name, self.frozen
+            )
             for name, settings in recipe.models.items()
         }
         for name, policy in self.policies.items():
             check_context(name, policy.loaded.causal_lm, recipe.sampling)
         self.codecs = {name: policy.codec for name, policy in self.policies.items()}
-        self.notes = [note for policy in self.policies.values() for note in policy.notes]
+        method = recipe.build_method()
+        self.scorers = {
+            name: open_scorer(name, recipe.scorers[name], self.frozen)
+            for name in (method.scorers if isinstance(method, UsesScorers) else ())
+        }
+        mixture = method.objective(0).mixture
+        for name in mixture.weights if mixture is not None else ():
+            if name in self.scorers:
+                self.scorers[name].model.keep_hidden = True
+        self.notes = [
+            *(note for policy in self.policies.values() for note in policy.notes),
+            *(note for scorer in self.scorers.values() for note in scorer.notes),
+        ]
 
     def sample(
         self,
@@ -46,7 +64,7 @@ class LocalEngine:
         }
 
     def score(self, model: str, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
-        return self.policies[model].score(rows)
+        return self.scorers[model].model.logprobs(rows) if model in self.scorers else self.policies[model].score(rows)
 
     def generation_gap(self, model: str, rows: Sequence[Row]) -> float:
         return self.policies[model].generation_gap(rows)
@@ -54,7 +72,14 @@ class LocalEngine:
     def update(
         self, minibatches: Mapping[str, Sequence[Sequence[Row]]], objective_of: Callable[[int], Objective]
     ) -> dict[str, UpdateStats]:
-        return {model: self.policies[model].update(batches, objective_of) for model, batches in minibatches.items()}
+        models = {name: scorer.model for name, scorer in self.scorers.items()}
+        try:
+            return {
+                model: self.policies[model].update(batches, objective_of, models)
+                for model, batches in minibatches.items()
+            }
+        finally:
+            self.frozen.forget()  # the step's rows will not come again
 
     @contextmanager
     def perturbed(self, seeds: Mapping[str, int], scale: float) -> Iterator[None]:

@@ -71,3 +71,11 @@ def spans_of(ends: NDArray[np.int64], common: NDArray[np.int64]) -> NDArray[np.i
 def sum_spans(values: NDArray[np.floating[Any]], spans: NDArray[np.int64], count: int) -> NDArray[np.float64]:
     """Sum of a value per token over each of `count` spans, float64 [count]."""
     return np.bincount(spans, weights=values, minlength=count).astype(np.float64, copy=False)
+
+
+def total(values: NDArray[np.floating[Any]], spans: NDArray[np.int64] | None) -> float:
+    """The sum of values per token; where spans are given, of values per span that stand at each of its tokens."""
+    if spans is None:
+        return float(values.sum(dtype=np.float64))
+    _, first = np.unique(spans, return_index=True)
+    return float(values[first].sum(dtype=np.float64))

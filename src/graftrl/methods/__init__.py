@@ -8,6 +8,7 @@ from typing import Any
 
 from graftrl.errors import ConfigError
 from graftrl.methods.adaprefix import AdaPrefix
+from graftrl.methods.avsd import AVSD
 from graftrl.methods.base import Exchange, Method, StepContext, Transfer
 from graftrl.methods.es import ES
 from graftrl.methods.gapo import GAPO
@@ -16,9 +17,16 @@ from graftrl.methods.graft_variants import GRAFT_VARIANTS
 from graftrl.methods.grpo import GRPO
 from graftrl.methods.hacpo import HACPO
 from graftrl.methods.luffy import LUFFY
+from graftrl.methods.opd import OPD
+from graftrl.methods.opd_ft import OPDFT
+from graftrl.methods.opd_urm import OPDURM
+from graftrl.methods.p_opd import POPD
+from graftrl.methods.ra_opd import RAOPD
 from graftrl.methods.replay import Replay
+from graftrl.methods.rstg import RSTG
 from graftrl.methods.scion import SCION
 from graftrl.methods.sgt import SGT
+from graftrl.methods.w2s_opd import W2SOPD
 
 METHODS: dict[str, Any] = {
     "grpo": GRPO,
@@ -31,6 +39,14 @@ METHODS: dict[str, Any] = {
     "replay": Replay,
     "adaprefix": AdaPrefix,
     "es": ES,
+    "opd": OPD,
+    "opd_ft": OPDFT,
+    "opd_urm": OPDURM,
+    "p_opd": POPD,
+    "w2s_opd": W2SOPD,
+    "ra_opd": RAOPD,
+    "rstg": RSTG,
+    "avsd": AVSD,
     **GRAFT_VARIANTS,
 }
 
@@ -91,6 +107,7 @@ def _import(path: str) -> Any:
 
 
 __all__ = [
+    "AVSD",
     "ES",
     "GAPO",
     "GRAFT",
@@ -98,9 +115,16 @@ __all__ = [
     "HACPO",
     "LUFFY",
     "METHODS",
+    "OPD",
+    "OPDFT",
+    "OPDURM",
+    "POPD",
     "PRESETS",
+    "RAOPD",
+    "RSTG",
     "SCION",
     "SGT",
+    "W2SOPD",
     "AdaPrefix",
     "Exchange",
     "Method",

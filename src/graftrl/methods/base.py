@@ -23,15 +23,22 @@ Groups = Mapping[str, Sequence[Group]]  # model -> its groups, in prompt order
 ScoreRows = Callable[[str, Sequence[Row]], list[NDArray[np.float32]]]  # model, rows -> float32 [T] per row
 
 
+FRESH_KINDS = ("own", "distilled")  # of rows that the model itself sampled in this step
+
 SCORE_BINS = [round(0.05 * i, 2) for i in range(41)]  # of s, 0 to 2; the last bin also holds what lies above
 
 
 class CodecLike(Protocol):
     """The part of a codec that a method may use."""
 
-    tokenizer: Any
-    eos_id: int
-    fingerprint: str
+    @property
+    def tokenizer(self) -> Any: ...
+
+    @property
+    def eos_id(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> str: ...
 
     def prompt_token_ids(self, prompt: Prompt) -> NDArray[np.int64]: ...
 
@@ -41,10 +48,13 @@ class StepContext:
     """What a method may ask for during a step.
 
     seed: for this step's draws. codecs: of the models that train. score: log-probabilities, float32 [T] per row, under
-    the receiver's weights at the start of the step. mean_rewards: per model its mean reward of every step so far, this
-    one last. receivers: the models that train; None: all that have groups. stored: the peers that only give, read from
-    logs: name -> fingerprint of the tokenizer that its ids are from, "" where unknown. history: a model's groups of
-    earlier steps of this run, oldest first. memory: what the method's exchange of the last step left in its own.
+    the receiver's weights at the start of the step, or under a scorer. scorers: the frozen models by name, as codecs
+    whose prompts come in the scorer's context. mean_rewards: per model its mean reward of every step so far, this
+    one last. receivers: the models that train; None: all that have groups. elsewhere: models that train in another
+    process: a balanced selection counts them as receivers, and their rows are made there. stored: the peers that are
+    not here, read from logs: name -> fingerprint of the tokenizer that its ids are from, "" where unknown. history: a
+    model's groups of earlier steps of this run, oldest first. memory: what the method's exchange of the last step left
+    in its own.
     """
 
     step: int
@@ -55,9 +65,11 @@ class StepContext:
     score: ScoreRows
     mean_rewards: Mapping[str, Sequence[float]] = field(default_factory=dict)
     receivers: Collection[str] | None = None
+    elsewhere: Collection[str] = ()
     stored: Mapping[str, str] = field(default_factory=dict)
     history: Callable[[str, range], Sequence[Group]] = lambda model, steps: ()
     memory: Mapping[str, Any] = field(default_factory=dict)
+    scorers: Mapping[str, CodecLike] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

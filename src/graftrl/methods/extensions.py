@@ -53,6 +53,18 @@ class SearchesWeights(Protocol):
         ...
 
 
+@runtime_checkable
+class UsesScorers(Protocol):
+    """Reads frozen models, which the recipe names under `scorers`."""
+
+    @property
+    def scorers(self) -> tuple[str, ...]: ...
+
+    def check_scorers(self, codecs: Mapping[str, CodecLike], scorers: Mapping[str, CodecLike]) -> list[str]:
+        """Notes for people on what models and scorers are together. Raises ConfigError where they cannot work."""
+        ...
+
+
 def member_fitness(groups: Sequence[Group], population: int) -> NDArray[np.float64]:
     """Mean reward of each member, float64 [population], from groups that hold their responses member by member."""
     rewards = np.stack([group.rewards.reshape(population, -1) for group in groups])
