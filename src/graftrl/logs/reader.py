@@ -18,6 +18,7 @@ from graftrl.logs.checks import any_blocked, broken_rules
 from graftrl.logs.rollouts import ROLLOUT_SCHEMA, SCHEMA_VERSION
 from graftrl.rollout import Group, Prompt, Response
 
+Schema = Mapping[str, pl.DataType]
 SamplingKey = tuple[float | None, float | None, int | None]  # temperature, top_p, top_k; None where unknown
 
 _FILES_AT_ONCE = 128
@@ -177,11 +178,11 @@ def log_files(path: Path) -> list[Path]:
     return files
 
 
-def check_file(file: Path) -> None:
-    """Raises DataError unless the file is whole and a rollout log of a version that this program knows."""
+def check_file(file: Path, expected: Schema = ROLLOUT_SCHEMA) -> None:
+    """Raises DataError unless the file is whole and a log of this schema and of a version that this program knows."""
     with _named(file):
         metadata, schema = pl.read_parquet_metadata(file), pl.read_parquet_schema(file)
-    fault = version_fault(metadata.get("graftrl")) or next(iter(schema_faults(schema)), None)
+    fault = version_fault(metadata.get("graftrl")) or next(iter(schema_faults(schema, expected)), None)
     if fault is not None:
         raise DataError(f"{file}: {fault}")
 
@@ -199,15 +200,16 @@ def version_fault(metadata: str | None) -> str | None:
     return None
 
 
-def schema_faults(schema: Mapping[str, pl.DataType]) -> list[str]:
+def schema_faults(schema: Mapping[str, pl.DataType], expected: Schema = ROLLOUT_SCHEMA) -> list[str]:
     """Columns that are missing or of the wrong type; further columns are ignored."""
     faults = []
-    missing = [name for name in ROLLOUT_SCHEMA if name not in schema]
+    missing = [name for name in expected if name not in schema]
     if missing:
-        faults.append(f"no rollout log: column {', '.join(map(repr, missing))} missing")
+        what = "no rollout log" if expected is ROLLOUT_SCHEMA else "no log of exchanges"
+        faults.append(f"{what}: column {', '.join(map(repr, missing))} missing")
     faults += [
         f"column {name!r} is of type {schema[name]}, not {dtype}"
-        for name, dtype in ROLLOUT_SCHEMA.items()
+        for name, dtype in expected.items()
         if name in schema and schema[name] != dtype
     ]
     return faults
@@ -228,12 +230,14 @@ def collect(file: Path, query: pl.LazyFrame) -> pl.DataFrame:
         return query.collect()
 
 
-def scan_many(files: Sequence[Path], query: Callable[[pl.LazyFrame], pl.LazyFrame]) -> Iterator[pl.DataFrame]:
+def scan_many(
+    files: Sequence[Path], query: Callable[[pl.LazyFrame], pl.LazyFrame], schema: Schema = ROLLOUT_SCHEMA
+) -> Iterator[pl.DataFrame]:
     """The results of a query on batches of files, streamed: in memory are a few row groups and the result.
 
     Args:
         files: checked by `check_file`.
-        query: reads the columns of a rollout log and `file`, the path of the row's file.
+        query: reads the columns of the schema and `file`, the path of the row's file.
 
     Raises:
         DataError: naming the file that cannot be decoded.
@@ -241,16 +245,16 @@ def scan_many(files: Sequence[Path], query: Callable[[pl.LazyFrame], pl.LazyFram
     for start in range(0, len(files), _FILES_AT_ONCE):
         batch = list(files[start : start + _FILES_AT_ONCE])
         try:
-            yield _streamed(batch, query)
+            yield _streamed(batch, query, schema)
         except (pl.exceptions.PolarsError, OSError):
             for file in batch:
                 with _named(file):
-                    _streamed([file], query)
+                    _streamed([file], query, schema)
             raise
 
 
-def _streamed(files: list[Path], query: Callable[[pl.LazyFrame], pl.LazyFrame]) -> pl.DataFrame:
-    frame = pl.scan_parquet(files, schema=ROLLOUT_SCHEMA, extra_columns="ignore", include_file_paths="file")
+def _streamed(files: list[Path], query: Callable[[pl.LazyFrame], pl.LazyFrame], schema: Schema) -> pl.DataFrame:
+    frame = pl.scan_parquet(files, schema=schema, extra_columns="ignore", include_file_paths="file")
     return query(frame).collect(engine="streaming")
 
 

@@ -106,11 +106,22 @@ class RunFolder:
             os.fsync(file.fileno())
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All whole lines; a torn last line (a kill while it was written) is left out."""
+        """All whole lines; a torn last line (a kill while it was written) is left out.
+
+        Raises:
+            RunError: another line is torn; it is named.
+        """
         if not self.metrics.exists():
             return []
-        lines = self.metrics.read_text(encoding="utf-8").split("\n")
-        return [json.loads(line) for line in lines[:-1] if line]
+        lines = self.metrics.read_text(encoding="utf-8", errors="replace").split("\n")
+        found = []
+        for number, line in enumerate(lines[:-1], start=1):
+            try:
+                if line:
+                    found.append(dict(json.loads(line)))
+            except (ValueError, TypeError) as error:
+                raise RunError(f"{self.metrics}, line {number}: torn or no JSON; remove this line") from error
+        return found
 
     # Checkpoints ----------------------------------------------------------------------------------------------------
 
