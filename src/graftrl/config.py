@@ -4,7 +4,7 @@ before any model loads."""
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -186,7 +186,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """
     content = _read_yaml(path)
     for override in overrides:
-        _apply(content, override)
+        apply_override(content, override)
     return parse_recipe(content, str(path))
 
 
@@ -204,6 +204,22 @@ def parse_task(content: Any, where: str) -> TaskConfig:
         return TypeAdapter(TaskConfig).validate_python(content)
     except ValidationError as error:
         raise ConfigError(f"{where}: task.{_first_problem(error)}") from error
+
+
+def parse_peers(content: Mapping[str, Any], where: str) -> dict[str, PeerSettings]:
+    """Validate a peers section; `where` names it in errors."""
+    try:
+        return TypeAdapter(dict[str, PeerSettings]).validate_python(dict(content))
+    except ValidationError as error:
+        raise ConfigError(f"{where}: peers.{_first_problem(error)}") from error
+
+
+def parse_method(content: Mapping[str, Any], where: str) -> Method:
+    """Build the method that a method section names; `where` names it in errors."""
+    try:
+        return build_method(content)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: method.{_first_problem(error)}") from error
 
 
 def parse_recipe(content: dict[str, Any], where: str) -> Recipe:
@@ -235,7 +251,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-def _apply(content: dict[str, Any], override: str) -> None:
+def apply_override(content: dict[str, Any], override: str) -> None:
+    """Put `key=value` into a recipe given as a mapping. Raises ConfigError where that cannot be."""
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise ConfigError(f"override {override!r}: write key=value, for example training.steps=10")

@@ -55,7 +55,8 @@ class Response:
     """One sampled answer.
 
     token_ids: int64 [T], the source model's own ids, including its EOS when `finish_reason` is "stop".
-    logprobs:  float32 [T], log-probability of each of those ids under the distribution it was sampled from, in nats.
+    logprobs:  float32 [T], log-probability of each of those ids under the distribution it was sampled from, in nats;
+        empty where another trainer sampled it and did not say.
     finish_reason: "stop" iff the model emitted one of its EOS ids; "length" iff it was cut at the token limit.
     reward: None until graded.
     """

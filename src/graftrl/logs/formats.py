@@ -73,7 +73,7 @@ def read_verl(path: Path, reward: str | None, notes: list[str]) -> Iterator[Fore
                 step=_step(where, step),
                 messages=({"role": "user", "content": _text(where, "input", line.get("input"))},),
                 text=_text(where, "output", line.get("output")),
-                reference=_reference(line.get("gts")),
+                reference=reference_of(line.get("gts")),
                 reward=_number(where, field, line),
                 plain=True,
                 rendered=True,
@@ -113,7 +113,7 @@ def read_trl(path: Path, reward: str | None, notes: list[str]) -> Iterator[Forei
             yield Foreign(
                 where=where,
                 step=_step(where, row["step"]),
-                messages=_messages(where, row["prompt"]),
+                messages=messages_of(where, row["prompt"]),
                 text=_completion(where, row["completion"]),
                 reference=None,
                 reward=_number(where, column, row),
@@ -158,7 +158,8 @@ def _number(where: str, name: str, row: dict[str, Any]) -> float | None:
     return None if math.isnan(value) else float(value)
 
 
-def _reference(value: Any) -> str | None:
+def reference_of(value: Any) -> str | None:
+    """A logged reference as text; JSON where it is something else."""
     return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -174,7 +175,8 @@ def _only_reward(file: Path, frame: pl.DataFrame) -> str:
     return numbers[0]
 
 
-def _messages(where: str, prompt: Any) -> tuple[Message, ...]:
+def messages_of(where: str, prompt: Any) -> tuple[Message, ...]:
+    """A prompt of TRL as chat messages. Raises DataError, beginning with `where`, for one that is not plain text."""
     if isinstance(prompt, str):
         return ({"role": "user", "content": prompt},)
     if not isinstance(prompt, list) or not prompt:

@@ -70,8 +70,8 @@ def write_rollouts(
     policy_version: int | None = None,
 ) -> None:
     """One file for one step. `advantage` is the group-relative advantage that the source computes, null in a group of
-    one; the policy version is the number of finished steps when the responses were sampled: `step - 1` where it is not
-    given."""
+    one; log-probabilities that were not recorded are null; the policy version is the number of finished steps when the
+    responses were sampled: `step - 1` where it is not given."""
     version = step - 1 if policy_version is None else policy_version
     rows = []
     for model, of_model in groups.items():
@@ -94,7 +94,8 @@ def write_rollouts(
             for (name, dtype), values in zip(ROLLOUT_SCHEMA.items(), columns, strict=True)
         ]
     )
-    write_frame(path, frame)
+    recorded = pl.when(pl.col("logprobs").list.len() > 0).then(pl.col("logprobs"))
+    write_frame(path, frame.with_columns(recorded.alias("logprobs")))
 
 
 def write_transfers(path: Path, step: int, transfers: Sequence[Transfer]) -> None:

@@ -205,7 +205,7 @@ def complementary_selection(
         balanced=balanced,
         admit_all_success=admit_all_success,
         seed=context.seed,
-        receivers=context.receivers,
+        receivers=None if context.receivers is None else (*context.receivers, *context.elsewhere),
         sizes=sizes_by_model(groups),
     )
 

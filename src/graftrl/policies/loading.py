@@ -40,12 +40,7 @@ def load(name: str, settings: WeightsSettings, device: torch.device) -> Loaded:
             model's own logits.
     """
     causal_lm, tokenizer = load_pretrained(name, settings)
-    for module in causal_lm.modules():  # a ratio of 1 on the first minibatch needs a deterministic forward pass
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for attribute in ("attention_dropout", "attn_dropout", "dropout"):
-            if isinstance(getattr(module, attribute, None), float):
-                setattr(module, attribute, 0.0)
+    switch_off_dropout(causal_lm)
     causal_lm.to(device).eval()
     if len(tokenizer) > causal_lm.get_input_embeddings().weight.shape[0]:
         raise ModelError(
@@ -56,6 +51,16 @@ def load(name: str, settings: WeightsSettings, device: torch.device) -> Loaded:
     _check_head(name, settings, causal_lm, decoder, head)
     codec, notes = make_codec(name, settings, causal_lm, tokenizer)
     return Loaded(causal_lm, decoder, head, codec, notes)
+
+
+def switch_off_dropout(model: nn.Module) -> None:
+    """In training mode too: a ratio of 1 on the first minibatch needs a deterministic forward pass."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for attribute in ("attention_dropout", "attn_dropout", "dropout"):
+            if isinstance(getattr(module, attribute, None), float):
+                setattr(module, attribute, 0.0)
 
 
 def make_codec(name: str, settings: WeightsSettings, causal_lm: Any, tokenizer: Any) -> tuple[Codec, tuple[str, ...]]:

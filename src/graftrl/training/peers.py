@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,12 @@ class Stored(NamedTuple):
     log: int
     successes: int
     size: int
+
+
+class Batches(Protocol):
+    """The prompts of every step, from index 0."""
+
+    def batch(self, index: int) -> Sequence[Prompt]: ...
 
 
 class StoredPeer:
@@ -73,7 +79,7 @@ class StoredPeer:
                 f"peer {name}: its log holds ids of several tokenizers, so its responses are encoded from their text"
             )
 
-    def check(self, stream: PromptStream, steps: int) -> None:
+    def check(self, stream: Batches, steps: int) -> None:
         """Compare the log with the prompts of the whole run; adds to `notes`.
 
         Raises:
