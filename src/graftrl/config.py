@@ -260,6 +260,11 @@ def apply_override(content: dict[str, Any], override: str) -> None:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"override {override!r}: the value is not valid YAML") from error
+    put(content, key, value)
+
+
+def put(content: dict[str, Any], key: str, value: Any) -> None:
+    """Put a value under a dotted key of a recipe given as a mapping. Raises ConfigError where that cannot be."""
     *parents, last = key.split(".")
     target = content
     for parent in parents:
@@ -269,7 +274,7 @@ def apply_override(content: dict[str, Any], override: str) -> None:
         elif parent == "method" and isinstance(inner, str):
             inner = target[parent] = {"name": inner}
         elif not isinstance(inner, dict):
-            raise ConfigError(f"override {override!r}: {parent!r} is a value, not a section")
+            raise ConfigError(f"override of {key!r}: {parent!r} is a value, not a section")
         target = inner
     target[last] = value
 

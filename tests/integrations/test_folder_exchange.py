@@ -73,6 +73,13 @@ def test_prompts_that_the_peer_did_not_answer_are_an_error(tmp_path):
         side(tmp_path, "A", "B").swap(1, groups("A", ["p"]), "tokens-A", 0)
 
 
+def test_a_side_whose_groups_are_all_ungraded_gives_nothing_and_takes_nothing(tmp_path):
+    side(tmp_path, "B", "A", timeout_s=0.01).swap(1, [], "tokens-B", 0)
+    a = side(tmp_path, "A", "B")
+    assert a.swap(1, groups("A", ["p"]), "tokens-A", 0) == ([], "")
+    assert side(tmp_path, "B", "A").swap(1, [], "tokens-B", 0) == ([], "")
+
+
 def test_a_folder_of_an_earlier_run_is_refused_unless_the_run_is_resumed(tmp_path):
     side(tmp_path, "A", "B", timeout_s=0.01).swap(1, groups("A", ["p"]), "tokens-A", 0)
     again = side(tmp_path, "A", "B")

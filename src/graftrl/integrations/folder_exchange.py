@@ -15,9 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import polars as pl
+
 from graftrl.errors import ConfigError, DataError, RunError
 from graftrl.logs.folders import writing
-from graftrl.logs.reader import RolloutLog
+from graftrl.logs.reader import RolloutLog, check_file
 from graftrl.logs.rollouts import step_file_name, write_rollouts
 from graftrl.policies.config import SamplingSettings
 from graftrl.rollout import Group, Prompt
@@ -104,14 +106,17 @@ class FolderExchange:
         return self._read(theirs, step, {group.prompt.id: group.prompt for group in groups})
 
     def _read(self, file: Path, step: int, prompts: Mapping[str, Prompt]) -> tuple[list[Group], str]:
+        check_file(file)
+        if not prompts or not pl.scan_parquet(file).select(pl.len()).collect().item():
+            return [], ""  # one side's reward functions left every group ungraded
         log = RolloutLog(file)
         if self.peer not in log.models:
             raise DataError(f"{file}: holds no responses of {self.peer!r}")
         keys = [(step, q) for q in log.group_index(self.peer)["prompt_id"] if q in prompts]
         if not keys:
             raise ConfigError(
-                f"{file}: none of its prompts is one of this step's; give both scripts the same data set, seed, "
-                "num_generations and batch sizes"
+                f"{file}: none of its prompts is one of this step's; give both scripts the same data set, seed, and "
+                "prompts in a generation batch"
             )
         groups = [
             replace(group, model=self.peer, prompt=prompts[q]) for (_, q), group in log.groups(self.peer, keys).items()
