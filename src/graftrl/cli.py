@@ -16,6 +16,7 @@ from graftrl.evaluation.cli import evaluate
 from graftrl.lab.cli import lab
 from graftrl.logs.cli import app as logs_app
 from graftrl.probe.cli import probe
+from graftrl.report.cli import report
 
 if TYPE_CHECKING:
     from graftrl.training.run_folder import RunFolder
@@ -101,6 +102,7 @@ def grade(
 app.command("eval")(evaluate)
 app.command()(probe)
 app.command()(lab)
+app.command()(report)
 
 
 def _train_in(folder: RunFolder, quiet: bool) -> None:

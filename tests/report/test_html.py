@@ -61,7 +61,7 @@ def test_page_is_self_contained_and_escapes_what_models_wrote(tmp_path: Path) ->
     assert not re.search(r"@import|url\((?!#)", text)
     assert "&lt;script&gt;alert" in text
     assert "<title>A &amp; B</title>" in text
-    assert page.tags.count("svg") == 6
+    assert page.tags.count("svg") == 9
     assert page.tags.count("article") == 3
     ids = re.findall(r' id="([^"]+)"', text)
     assert len(ids) == len(set(ids))
@@ -82,7 +82,7 @@ def test_page_without_any_graft_or_evaluation(tmp_path: Path, steps: int) -> Non
     text = render_report(read_runs([make_run(tmp_path / "r", "grpo", steps=steps)]), "t")
     _parse(text)
     assert "No group was replaced" in text
-    assert "No run has finished" in text
+    assert "No run has been validated" in text
 
 
 def test_page_of_a_run_without_a_finished_step(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from rich.table import Table
 from graftrl import __version__
 from graftrl.evaluation.intervals import Estimate
 from graftrl.evaluation.scores import SCORE, Comparison, ModelScore, PassAtOne
-from graftrl.report.tables import latex_table, markdown_table
+from graftrl.report.tables import TextTable, as_latex, as_markdown
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,6 @@ class EvaluationReport:
         return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
 
 
-@dataclass(frozen=True)
-class TextTable:
-    title: str
-    header: list[str]
-    rows: list[list[str]]
-    text_columns: int
-    caption: str
-
-
 def tables(report: EvaluationReport) -> list[TextTable]:
     """pass@1, details, and comparisons if there is more than one model. Shares in percent."""
     found = [_overview(report), _details(report)]
@@ -82,18 +73,14 @@ def print_report(report: EvaluationReport, console: Console) -> None:
 
 
 def to_markdown(report: EvaluationReport) -> str:
-    parts = []
-    for text in tables(report):
-        table = markdown_table(text.header, text.rows, text.text_columns)
-        parts += [f"**{text.title}**", table, text.caption]
+    parts = [as_markdown(table) for table in tables(report)]
     notes = [f"- {note}" for note in report.notes]
     return "\n\n".join([*parts, *(["\n".join(notes)] if notes else [])]) + "\n"
 
 
 def to_latex(report: EvaluationReport) -> str:
     """One tabular a table, each under a comment with its title; needs the package booktabs."""
-    parts = [f"% {text.title}\n{latex_table(text.header, text.rows, text.text_columns)}" for text in tables(report)]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(as_latex(table) for table in tables(report)) + "\n"
 
 
 # Tables ---------------------------------------------------------------------------------------------------------------

@@ -48,10 +48,3 @@ def score_against_cost(
     axes[0].set_ylabel(label)
     axes[-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.03))
     return to_svg(figure, "cost")
-
-
-def standalone(svg: str) -> str:
-    """An `<svg>` element as a file of its own: dark text on white, whatever the page around it."""
-    names = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-    text = svg.replace("currentColor", "#1d2430")
-    return text.replace("<svg", f'<svg {names} style="background:#fff"', 1) + "\n"

@@ -19,8 +19,7 @@ from graftrl.lab.results import BOTH, Comparison, Cost, Result, compare, scores
 from graftrl.lab.studies import BASELINE, Study
 from graftrl.report import plots
 from graftrl.report.data import Run, clipping_table, exchange_table
-from graftrl.report.html import plus_minus
-from graftrl.report.tables import markdown_table
+from graftrl.report.tables import markdown_table, plus_minus
 
 SELECTION_RULE = (
     f"every model is evaluated on {VALIDATION_PROMPTS} held-out prompts every {EVALUATE_EVERY} steps and after the "
@@ -54,7 +53,7 @@ class Page:
 
     def picture(self, name: str, pair: Pair, svg: str, alternative: str) -> str:
         file = f"{self.study.name}-{name}-{pair.name}.svg"
-        self.plots[file] = figures.standalone(svg)
+        self.plots[file] = plots.standalone(svg)
         return f"![{alternative}]({file})"
 
     def comparisons(self, methods: Sequence[str] | None = None) -> dict[str, list[Comparison]]:
@@ -287,7 +286,7 @@ def complementarity(page: Page) -> str:
     for pair in page.pairs:
         runs = page.runs(pair, [m for m in (BASELINE, "graft") if m in page.study.methods])
         if runs:
-            svg = plots.complementarity(runs)
+            svg = plots.to_svg(plots.complementarity(runs), "complementarity")
             blocks.append(page.picture("complementarity", pair, svg, f"complementarity of {pair.name}"))
     return "\n\n".join(blocks)
 
@@ -435,7 +434,8 @@ def entropy_plot(page: Page) -> str:
     for pair in page.pairs:
         runs = page.runs(pair)
         if runs:
-            blocks.append(page.picture("entropy", pair, plots.entropy(runs), f"entropy of {pair.name}"))
+            svg = plots.to_svg(plots.entropy(runs), "entropy")
+            blocks.append(page.picture("entropy", pair, svg, f"entropy of {pair.name}"))
     return "\n\n".join(blocks)
 
 

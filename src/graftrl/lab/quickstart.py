@@ -23,8 +23,9 @@ from graftrl.lab.warmup import WarmupReport
 from graftrl.methods.graft import GRAFTSettings
 from graftrl.methods.grpo import GRPOSettings
 from graftrl.report.data import ModelScores, Run, read_runs, scores
-from graftrl.report.html import plus_minus, write_report
+from graftrl.report.html import write_report
 from graftrl.report.plots import require_matplotlib
+from graftrl.report.tables import plus_minus
 from graftrl.settings import Settings
 from graftrl.training.run_folder import write_text
 

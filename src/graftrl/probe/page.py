@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping
 from html import escape
 from typing import Any
@@ -22,14 +21,15 @@ from graftrl.report.plots import (
     MUTED,
     SUCCESS,
     arrow,
-    panel_grid,
     panels,
     percent_axis,
     score_panel,
+    tiles,
     to_svg,
 )
 
 _WIDTH = 9.2  # inches of a plot over the page's whole width
+_TILE = 4.6  # of one of several panels
 _CURVE = [i / 50 for i in range(61)]  # thresholds of the admission curves, 0 to 1.2
 
 
@@ -164,7 +164,7 @@ def _pass_curves(report: ProbeReport) -> str:
 def _joint_panels(report: ProbeReport, observed: Observed) -> str:
     n, successes = report.group_size, observed.successes
     pairs = list(itertools.combinations(report.models, 2))
-    drawing, axes = _tiles(len(pairs), height=3.6)
+    drawing, axes = tiles(len(pairs), (_TILE, 3.6))
     for axis, (first, second) in zip(axes, pairs, strict=True):
         counts = joint_counts(successes[first], successes[second], n)
         axis.grid(visible=False)
@@ -185,17 +185,6 @@ def _joint_panels(report: ProbeReport, observed: Observed) -> str:
     return to_svg(drawing, "joint")
 
 
-def _tiles(count: int, height: float = 2.9) -> tuple[Any, list[Any]]:
-    """So many panels, up to three side by side; height of a row in inches."""
-    columns = max(1, min(count, 3))
-    rows = math.ceil(count / columns)
-    drawing, grid = panel_grid(rows, columns, size=(max(_WIDTH, 4.2 * columns), height * rows))
-    axes = [axis for row in grid for axis in row]
-    for unused in axes[count:]:
-        unused.set_axis_off()
-    return drawing, axes[:count]
-
-
 def _scored(report: ProbeReport) -> list[tuple[str, str]]:
     return [(d.source, d.receiver) for d in report.directions if d.compatibility is not None]
 
@@ -203,7 +192,7 @@ def _scored(report: ProbeReport) -> list[tuple[str, str]]:
 def _score_panels(report: ProbeReport, observed: Observed) -> str:
     assert observed.scored is not None
     pairs = _scored(report)
-    drawing, axes = _tiles(len(pairs))
+    drawing, axes = tiles(len(pairs), (_TILE, 2.9))
     for axis, pair in zip(axes, pairs, strict=True):
         responses = observed.scored[pair]
         finite = np.isfinite(responses.scores)
@@ -219,7 +208,7 @@ def _score_panels(report: ProbeReport, observed: Observed) -> str:
 def _admission_panels(report: ProbeReport, observed: Observed) -> str:
     assert observed.scored is not None
     pairs = _scored(report)
-    drawing, axes = _tiles(len(pairs))
+    drawing, axes = tiles(len(pairs), (_TILE, 2.9))
     for axis, pair in zip(axes, pairs, strict=True):
         curve = [admit(observed.scored[pair], threshold) for threshold in _CURVE]
         for kind, color, label in (

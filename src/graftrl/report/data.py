@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,10 +22,12 @@ import yaml
 from graftrl.errors import DataError, RunError
 from graftrl.evaluation.intervals import bootstrap_interval, paired_t_interval, t_interval
 from graftrl.logs.config import PeerSettings
-from graftrl.logs.reader import RolloutLog
-from graftrl.logs.rollouts import read_steps
+from graftrl.logs.reader import RolloutLog, check_file, collect
+from graftrl.logs.rollouts import ROLLOUT_SCHEMA, TRANSFER_SCHEMA, read_steps
+from graftrl.rollout import Group
 from graftrl.training.run_folder import RunFolder
 
+_IGNORED = ("name", "seed", "threads", "trackers", "verification", "checkpoint")  # settings, in the labels of runs
 BASELINE = "grpo"  # gains are against this method where it is among the runs
 
 
@@ -71,21 +74,51 @@ class Run:
     @cached_property
     def evaluations(self) -> dict[int, dict[str, Any]]:
         """By step: the contents of evaluations/step-N.json."""
-        files = sorted((self.folder / "evaluations").glob("step-*.json"))
-        contents = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-        return {int(content["step"]): content for content in contents}
+        found = {}
+        for file in sorted((self.folder / "evaluations").glob("step-*.json")):
+            try:
+                content = json.loads(file.read_text(encoding="utf-8"))
+                found[int(content["step"])] = content
+            except (OSError, ValueError, TypeError, KeyError) as error:
+                raise RunError(f"{file}: not the results of an evaluation ({error}); remove it") from error
+        return found
 
     @property
     def last_step(self) -> int:
         return int(self.metrics[-1]["step"]) if self.metrics else 0
 
     @property
+    def planned_steps(self) -> int | None:
+        """None where the recipe counts epochs."""
+        steps: int | None = self.config.get("training", {}).get("steps")
+        return steps
+
+    @property
     def final_evaluation(self) -> dict[str, Any] | None:
         """None for a run that is not finished or was not evaluated at its end."""
-        planned = self.config.get("training", {}).get("steps")
+        planned = self.planned_steps
         if self.last_step == 0 or (planned is not None and self.last_step < planned):
             return None
         return self.evaluations.get(self.last_step)
+
+    @cached_property
+    def best_step(self) -> int | None:
+        """By the rule of docs/run-folder.md; None where nothing was validated after the start."""
+        means = {step: mean for step, mean in sorted(self.validation.items()) if step > 0}
+        return max(means, key=lambda step: means[step]) if means else None
+
+    @cached_property
+    def validation(self) -> dict[int, float]:
+        """pass@1 by step, mean over models."""
+        return {
+            step: float(np.mean([result["pass_at_1"] for result in evaluation["results"].values()]))
+            for step, evaluation in self.evaluations.items()
+        }
+
+    @property
+    def selected(self) -> dict[str, int]:
+        """Per model the best step of its run; empty where nothing was validated."""
+        return {} if self.best_step is None else dict.fromkeys(self.models, self.best_step)
 
 
 @dataclass(frozen=True)
@@ -151,6 +184,10 @@ class JoinedRun(Run):
             for step in steps
         }
 
+    @property
+    def selected(self) -> dict[str, int]:
+        return {model: step for part in self.parts for model, step in part.selected.items() if model in part.models}
+
 
 def join_runs(runs: Sequence[Run]) -> Run:
     """One run of all models that some runs of one method and seed trained; a single run is returned as it is."""
@@ -172,6 +209,49 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
         raise RunError("no run folder was given")
     labels = _labels(configs)
     return [Run(folder, config, labels[folder]) for folder, config in configs.items()]
+
+
+def join_seeds(runs: Sequence[Run]) -> list[Run]:
+    """Runs of one method and seed that trained different models as one run of all of them; the others as they are."""
+    groups: dict[tuple[str, int], list[list[Run]]] = {}
+    for run in runs:
+        parties = groups.setdefault((run.method, run.seed), [])
+        free = next((party for party in parties if not set(models_of(party)) & set(run.models)), None)
+        if free is None:
+            parties.append([run])
+        else:
+            free.append(run)
+    return [join_runs(party) for parties in groups.values() for party in parties]
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / "config.yaml").is_file()
+
+
+def find_runs(paths: Sequence[Path]) -> list[Path]:
+    """The run folders among some paths, and all that lie anywhere below the others; each once, in the order of names.
+
+    Raises:
+        RunError: a path does not exist, or there is no run in it.
+    """
+    found: dict[Path, None] = {}
+    for path in paths:
+        if not path.exists():
+            raise RunError(f"{path}: no such folder")
+        below = [path] if is_run(path) else sorted(_runs_below(path))
+        if not below:
+            raise RunError(f"{path}: no run in it (no folder below it has a config.yaml)")
+        found |= dict.fromkeys(below)
+    return list(found)
+
+
+def _runs_below(path: Path) -> Iterator[Path]:
+    for parent, folders, files in os.walk(path):
+        if "config.yaml" in files:
+            folders.clear()  # what lies inside a run is no run
+            yield Path(parent)
+        else:
+            folders[:] = [name for name in folders if not name.startswith(".")]
 
 
 def methods_of(runs: Sequence[Run]) -> list[str]:
@@ -218,6 +298,18 @@ def scores(runs: Sequence[Run]) -> dict[str, ModelScores]:
         for model, by_method in final.items()
         if by_method
     }
+
+
+def best_scores(runs: Sequence[Run]) -> dict[str, dict[str, list[tuple[int, float]]]]:
+    """Per model and method, of every run that was validated: the selected step and pass@1 there, in the order of
+    seeds. They are the prompts that the step was selected on, so that this score flatters."""
+    found: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    for run in sorted(runs, key=lambda run: run.seed):
+        for model, step in run.selected.items():
+            if step in run.evaluations:  # of a joined run: at steps that all parts were validated at
+                score = float(run.evaluations[step]["results"][model]["pass_at_1"])
+                found.setdefault(model, {}).setdefault(run.method, []).append((step, score))
+    return found
 
 
 def _final_scores(runs: Sequence[Run], model: str) -> dict[str, dict[int, float]]:
@@ -375,6 +467,32 @@ def cost_table(runs: Sequence[Run]) -> pl.DataFrame:
     return _frame(rows, (), ("steps", "sampled_tokens", "trained_tokens", "passed_tokens", "wall_s"))
 
 
+def score_cost_table(runs: Sequence[Run]) -> pl.DataFrame:
+    """One row per run and validated step: pass@1, mean over models; what training had cost all models by then; whether
+    it is the best step (`best`)."""
+    rows = []
+    for run in runs:
+        lines = {0: {}, **{line["step"]: line for line in run.metrics}}
+        for step, score in sorted(run.validation.items()):
+            if step not in lines:
+                continue  # evaluated, but killed before the step's line was written
+            cost = lines[step].get("cost", {})
+            rows.append(
+                {
+                    "method": run.method,
+                    "seed": run.seed,
+                    "step": step,
+                    "pass_at_1": score,
+                    "training_s": lines[step].get("wall_s", 0.0),
+                    "sampled_tokens": cost.get("sampled_tokens", 0),
+                    "passed_tokens": cost.get("passed_tokens", 0),
+                    "best": float(step == run.best_step),
+                }
+            )
+    numbers = ("pass_at_1", "training_s", "sampled_tokens", "passed_tokens", "best")
+    return _frame(rows, ("step",), numbers).with_columns(pl.col("best") == 1)
+
+
 # Tables from Parquet files --------------------------------------------------------------------------------------------
 
 
@@ -419,7 +537,7 @@ def complementarity_table(runs: Sequence[Run]) -> pl.DataFrame:
         )  # fmt: skip
     if not frames:
         return _frame([], ("step", "model"), ("prompts", "all_fail", "solved_by_peer"))
-    return pl.concat(frames).sort("method", "seed", "step", "model").collect()
+    return _collect(pl.concat(frames).sort("method", "seed", "step", "model"), runs)
 
 
 def _complementarity_in_metrics(run: Run) -> pl.DataFrame:
@@ -465,7 +583,7 @@ def score_table(runs: Sequence[Run]) -> pl.DataFrame:
     if not frames:
         empty = _frame([], ("step", "direction"), ("score", "reward"))
         return empty.with_columns(status=pl.lit("", pl.String))
-    return pl.concat(frames).collect()
+    return _collect(pl.concat(frames), runs)
 
 
 @dataclass(frozen=True)
@@ -500,7 +618,7 @@ def example_grafts(runs: Sequence[Run], count: int = 3) -> list[Graft]:
                 + ((pl.col("status") == "admitted").any() & (pl.col("status") != "admitted").any()).cast(pl.Int32),
             )
             .sort("step", "receiver", "prompt_id")
-            .collect()
+            .pipe(_collect, [run])
         )
         if len(grafts):
             return [_read_graft(run, chosen) for chosen in _spread(grafts, count)]
@@ -534,19 +652,22 @@ def _read_graft(whole: Run, chosen: Mapping[str, Any]) -> Graft:
         rollouts.filter(here)
         .select("model", "response_index", "messages", "reference", "text", "reward")
         .sort("response_index")
-        .collect()
+        .pipe(_collect, [run])
     )
     moved = (
         transfers.filter(here & (pl.col("receiver") == chosen["receiver"]) & (pl.col("source") == chosen["source"]))
         .select("response_index", "reward", "score", "weight", "advantage", "status", "reason")
-        .collect()
+        .pipe(_collect, [run])
     )
     stored = run.config.get("peers", {}).get(chosen["source"])
     if stored is None:
         written = responses.filter(pl.col("model") == chosen["source"]).select("response_index", "text", "reward")
         peer = written.join(moved.drop("reward"), on="response_index", how="left", maintain_order="left")
     else:  # the verifier's rewards, not those of the log
-        written = _stored_texts(PeerSettings.model_validate(stored), int(chosen["source_step"]), chosen["prompt_id"])
+        group = stored_group(PeerSettings.model_validate(stored), int(chosen["source_step"]), chosen["prompt_id"])
+        texts = [] if group is None else [response.text for response in group.responses]
+        schema = {"response_index": pl.Int32, "text": pl.String}
+        written = pl.DataFrame({"response_index": range(len(texts)), "text": texts}, schema=schema)
         peer = moved.sort("response_index").join(written, on="response_index", how="left", maintain_order="left")
         peer = peer.with_columns(pl.col("text").fill_null("(the peer's log is not there any more)"))
     first = responses.row(0, named=True)
@@ -562,16 +683,14 @@ def _read_graft(whole: Run, chosen: Mapping[str, Any]) -> Graft:
     )
 
 
-def _stored_texts(peer: PeerSettings, step: int, prompt_id: str) -> pl.DataFrame:
-    """What a stored peer wrote, from its log; nothing if the log went away."""
-    texts: list[str] = []
+def stored_group(peer: PeerSettings, step: int, prompt_id: str) -> Group | None:
+    """What a stored peer wrote, from its log; None if the log went away."""
+    found: Group | None = None
     for path in peer.log:
         with contextlib.suppress(DataError):  # this log lacks the group; another has it
             log = RolloutLog(path)
-            group = log.groups(peer.model or log.models[0], [(step, prompt_id)])[step, prompt_id]
-            texts = [response.text for response in group.responses]
-    schema = {"response_index": pl.Int32, "text": pl.String}
-    return pl.DataFrame({"response_index": range(len(texts)), "text": texts}, schema=schema)
+            found = log.groups(peer.model or log.models[0], [(step, prompt_id)])[step, prompt_id]
+    return found
 
 
 # Pieces ---------------------------------------------------------------------------------------------------------------
@@ -579,6 +698,20 @@ def _stored_texts(peer: PeerSettings, step: int, prompt_id: str) -> pl.DataFrame
 
 def _summed(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {key: sum(each.get(key, 0) for each in counts) for key in dict.fromkeys(k for each in counts for k in each)}
+
+
+def _collect(frame: pl.LazyFrame, runs: Sequence[Run]) -> pl.DataFrame:
+    """The result of a query on runs' Parquet files. Raises DataError naming the file that cannot be read."""
+    try:
+        return frame.collect()
+    except (pl.exceptions.PolarsError, OSError) as error:
+        for part in (part for run in runs for part in run.parts):
+            for kind, schema in (("rollouts", ROLLOUT_SCHEMA), ("exchange", TRANSFER_SCHEMA)):
+                for file in sorted((part.folder / kind).glob("step-*.parquet")):
+                    check_file(file, schema)
+                    collect(file, pl.scan_parquet(file))
+        folders = ", ".join(str(run.folder) for run in runs)
+        raise DataError(f"{folders}: the logs cannot be read: {str(error).strip().splitlines()[0]}") from error
 
 
 def _lazily(folder: Path) -> pl.LazyFrame | None:
@@ -613,20 +746,60 @@ def _labels(configs: Mapping[Path, Mapping[str, Any]]) -> dict[Path, str]:
         by_name.setdefault(str(config["method"]["name"]), []).append(folder)
     labels = {}
     for name, folders in by_name.items():
-        flat = {folder: dict(_settings(configs[folder])) for folder in folders}
-        keys = {key for settings in flat.values() for key in settings}
-        differing = sorted(key for key in keys if len({repr(flat[f].get(key)) for f in folders}) > 1)
+        differing = _differing([configs[folder] for folder in folders])
         for folder in folders:
-            given = [f"{key.removeprefix('method.')}={flat[folder].get(key)}" for key in differing]
+            flat = dict(_settings(configs[folder]))
+            given = [f"{key.removeprefix('method.')}={flat[key]}" for key in differing if key in flat]
             labels[folder] = f"{name} ({', '.join(given)})" if given else name
-    return labels
+    return _told_apart(labels, configs)
+
+
+def _differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Settings whose values differ. Those of a model are compared between the runs that have it; which models there
+    are counts only where a model was trained in different company."""
+    flat = [dict(_settings(config)) for config in configs]
+    keys = sorted({key for settings in flat for key in settings})
+    company: dict[str, set[str]] = {}
+    for config in configs:
+        for model in config["models"]:
+            company.setdefault(model, set()).add(_company(config))
+    alone = all(len(groups) == 1 for groups in company.values())
+    differing = []
+    for key in keys:
+        model = next((model for model in company if key.startswith(f"models.{model}.")), None)
+        values = {
+            repr(settings.get(key))
+            for settings, config in zip(flat, configs, strict=True)
+            if model is None or model in config["models"]
+        }
+        if len(values) > 1 and not (key == "models" and alone):
+            differing.append(key)
+    return differing
+
+
+def _told_apart(labels: Mapping[Path, str], configs: Mapping[Path, Mapping[str, Any]]) -> dict[Path, str]:
+    """A second run of the same settings and seed is a method of its own, so that it does not hide the first."""
+    seen: set[tuple[str, int, str]] = set()
+    found = {}
+    for folder, label in labels.items():
+        keys = {(label, int(configs[folder].get("seed", 0)), model) for model in configs[folder]["models"]}
+        found[folder] = f"{label} [{folder}]" if keys & seen else label
+        seen |= keys
+    return found
+
+
+def _company(config: Mapping[str, Any]) -> str:
+    return "+".join(config["models"])
 
 
 def _settings(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Flattened, without what may differ between seeds of one setting: the run's name, its seed, its models' paths."""
+    """Flattened, without what may differ between seeds of one setting (the run's name, its seed, its models' paths) and
+    what no number depends on. `models` alone says which models there are."""
+    if not prefix:
+        yield "models", _company(config)
     for key, value in config.items():
         name = prefix + str(key)
-        if name in ("name", "seed", "threads") or (name.startswith("models.") and name.endswith(".path")):
+        if name in _IGNORED or (name.startswith("models.") and name.endswith(".path")):
             continue
         if isinstance(value, Mapping):
             yield from _settings(value, f"{name}.")

@@ -5,28 +5,28 @@ What models wrote is untrusted: every text goes through `html.escape`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Any
 
-import polars as pl
 import yaml
 
 from graftrl import __version__
-from graftrl.report import plots
+from graftrl.report import plots, summary
 from graftrl.report.data import (
-    BASELINE,
     Graft,
     Run,
-    cost_table,
     example_grafts,
     exchange_table,
     methods_of,
     models_of,
     read_runs,
+    score_cost_table,
     score_table,
-    scores,
 )
+from graftrl.report.tables import TextTable, as_latex, as_markdown
 from graftrl.training.run_folder import write_text
 
 _LONGEST_TEXT = 4000  # characters shown of a prompt or response
@@ -47,13 +47,17 @@ p { margin: .4rem 0 .8rem; max-width: 46rem; }
 .soft, figcaption { color: var(--soft); }
 figure { margin: .8rem 0; padding: .8rem; background: var(--card); border: 1px solid var(--line); border-radius: 8px; }
 figure svg { display: block; width: 100%; height: auto; }
+@media (max-width: 40rem) { figure { overflow-x: auto; } figure svg { min-width: 36rem; } }
 figcaption { font-size: .88rem; margin-top: .5rem; }
 .scroll { overflow-x: auto; margin: .8rem 0; }
 table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabular-nums; min-width: 50%; }
 th, td { padding: .35rem .8rem .35rem 0; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top;
          white-space: nowrap; }
 th { color: var(--soft); font-weight: 600; }
-th:first-child, td:first-child { text-align: left; }
+th:first-child, td:first-child, .left { text-align: left; }
+.forms { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; font-size: .88rem; margin: -.4rem 0 1rem; }
+.forms details[open] { flex-basis: 100%; }
+.forms pre { white-space: pre; overflow-x: auto; }
 td.text { white-space: pre-wrap; overflow-wrap: anywhere; text-align: left; font: .84rem/1.45 ui-monospace, monospace;
           min-width: 16rem; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; font: .84rem/1.45 ui-monospace, monospace;
@@ -77,135 +81,151 @@ def report_folders(folders: Sequence[Path], path: Path, title: str) -> Path:
     return write_report(read_runs(folders), path, title)
 
 
-def render_report(runs: Sequence[Run], title: str) -> str:
+def render_report(
+    runs: Sequence[Run],
+    title: str,
+    figures: Mapping[str, Any] | None = None,
+    tables: Mapping[str, TextTable] | None = None,
+) -> str:
     """The page as a string.
+
+    Args:
+        figures, tables: of `plots.drawn` and `summary.tables_of`, if they are there already.
 
     Raises:
         ConfigError: matplotlib is missing.
     """
     plots.require_matplotlib()
-    sections = [_results(runs)]
+    content = _Content(
+        runs, plots.drawn(runs) if figures is None else figures, summary.tables_of(runs) if tables is None else tables
+    )
+    sections = [_results(content)]
     if any(run.metrics for run in runs):
         sections += [
-            _learning(runs),
-            *_exchanges(runs),
-            _complementarity(runs),
-            _clipping(runs),
-            _cost(runs),
+            _learning(content),
+            *_exchanges(content),
+            _complementarity(content),
+            _clipping(content),
+            _entropy(content),
+            _cost(content),
             _examples(runs),
         ]
     sections.append(_settings(runs))
     seeds = sorted({run.seed for run in runs})
+    count = sum(len(run.parts) for run in runs)
     lead = (
-        f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}: {', '.join(methods_of(runs))} on models "
+        f"{count} {'run' if count == 1 else 'runs'}: {', '.join(methods_of(runs))} on models "
         f"{', '.join(models_of(runs))}, {'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
     )
     return page(title, lead, sections)
 
 
+@dataclass(frozen=True)
+class _Content:
+    """What sections are made from; `figure` and `table` are empty where the runs have nothing for them."""
+
+    runs: Sequence[Run]
+    figures: Mapping[str, Any]
+    tables: Mapping[str, TextTable]
+
+    def figure(self, name: str, caption: str = "") -> str:
+        drawing = self.figures.get(name)
+        return "" if drawing is None else figure(plots.to_svg(drawing, name), caption)
+
+    def table(self, name: str) -> str:
+        found = self.tables.get(name)
+        return "" if found is None else text_table(found)
+
+
 # Sections -------------------------------------------------------------------------------------------------------------
 
 
-def _results(runs: Sequence[Run]) -> str:
-    by_model = scores(runs)
-    if not by_model:
-        return section("Results", "No run has finished with an evaluation yet.")
-    methods = [m for m in methods_of(runs) if any(m in of_model.methods for of_model in by_model.values())]
-    compared = [m for m in methods if m != BASELINE] if BASELINE in methods else []
-    rows = []
-    for model, of_model in by_model.items():
-        before = "" if of_model.before is None else "{:.3f} [{:.3f}, {:.3f}]".format(*of_model.before)
-        cells = [model, before]
-        for method in methods:
-            score = of_model.methods.get(method)
-            cells.append("" if score is None else plus_minus(score.mean, score.half_width))
-        for method in compared:
-            score = of_model.methods.get(method)
-            cells.append(
-                "" if score is None or score.gain is None else plus_minus(score.gain, score.gain_half_width, "+")
-            )
-        rows.append(cells)
-    gains = [f"{method} − {BASELINE}" for method in compared]
-    return section(
-        "Results",
-        "pass@1 on the validation prompts, which are never trained on. Before training: mean and 95 % bootstrap "
-        "interval over prompts. After: mean over seeds ± half-width of the 95 % t interval. Differences are paired by "
-        "seed.",
-        table(["model", "before", *methods, *gains], rows),
-    )
+def _results(content: _Content) -> str:
+    intro = "" if "results" in content.tables else "No run has been validated yet."
+    return section("Results", intro, content.table("results") + content.table("runs"))
 
 
-def _learning(runs: Sequence[Run]) -> str:
+def _learning(content: _Content) -> str:
+    validated = not score_cost_table(content.runs).is_empty()
     return section(
         "Learning curves",
-        f"Lines: mean reward of the training rollouts, smoothed over {plots.SMOOTHING} steps; bands reach from the "
-        "lowest to the highest seed. Dots: pass@1 on the validation prompts.",
-        figure(plots.learning_curves(runs)),
+        ("Above: mean" if validated else "Mean")
+        + f" reward of the training rollouts, smoothed over {plots.SMOOTHING} steps. "
+        + ("Below: pass@1 on the validation prompts; stars mark each run's selected checkpoint. " if validated else "")
+        + "Lines are means over seeds, bands reach from the lowest to the highest.",
+        content.figure("learning"),
     )
 
 
-def _exchanges(runs: Sequence[Run]) -> list[str]:
+def _exchanges(content: _Content) -> list[str]:
     found = []
-    for method in methods_of(runs):
-        of_method = [run for run in runs if run.method == method]
+    for method, of_method in plots.by_method(content.runs).items():
         if exchange_table(of_method).is_empty():
             continue
-        body = figure(
-            plots.exchange_counts(of_method),
-            "Above: prompts on which the receiver always fails and the peer sometimes succeeds (candidates), and those "
-            "whose group was replaced (selected). Below: peer responses that passed the gate. Means over seeds.",
+        name = plots.file_name(method)
+        body = content.figure(
+            f"exchange-{name}",
+            "Above: prompts that the method could take from the peer (candidates), and those of which it took "
+            "responses (selected). Below: peer responses that entered the update. Means over seeds.",
         )
         if score_table(of_method).is_empty():
-            body += "<p>No peer response was transferred in these runs.</p>"
+            told = "The method computes no compatibility scores."
+            if not any(run.transfers is not None for run in of_method):
+                told = "No peer response was transferred in these runs."
+            body += f"<p>{escape(told)}</p>"
         else:
-            body += figure(
-                plots.score_histogram(of_method),
+            body += content.figure(
+                f"scores-{name}",
                 "Compatibility s = exp(mean log-probability per token under the receiver − under the source) of every "
                 "transferred response. Responses at or below δ get weight 0; the others min(s, 1).",
             )
+            body += content.figure(
+                f"drift-{name}", "The same over training: quantiles of the s of the responses transferred in a step."
+            )
         found.append(section(f"Exchange: {method}", "", body))
+    if content.table("exchange"):
+        found.append(section("Exchange in numbers", "", content.table("exchange")))
     return found
 
 
-def _complementarity(runs: Sequence[Run]) -> str:
-    if all(len(run.models) < 2 or run.rollouts is None for run in runs):
+def _complementarity(content: _Content) -> str:
+    if "complementarity" not in content.figures:
         return ""
     return section(
         "Complementarity",
         "How often all of a model's responses to a prompt fail, and how often a peer then has at least one success: "
         "what an exchange could win. Counted from the rollouts, whether or not the method exchanges.",
-        figure(plots.complementarity(runs)),
+        content.figure("complementarity"),
     )
 
 
-def _clipping(runs: Sequence[Run]) -> str:
+def _clipping(content: _Content) -> str:
     return section(
         "Clipped tokens",
         "Share of loss tokens whose clipped surrogate is strictly smaller than the unclipped one, for a model's own "
         "responses and for grafted ones. Such tokens give no gradient.",
-        figure(plots.clipped_fractions(runs)),
+        content.figure("clipped") + content.table("clipped"),
     )
 
 
-def _cost(runs: Sequence[Run]) -> str:
-    frame = cost_table(runs)
-    rows = []
-    for method in methods_of(runs):
-        means = frame.filter(method=method).select(pl.exclude("method", "seed").mean()).row(0, named=True)
-        rows.append(
-            [
-                method,
-                str(frame.filter(method=method).height),
-                *(f"{means[name]:,.0f}" for name in ("steps", "sampled_tokens", "trained_tokens", "passed_tokens")),
-                f"{means['wall_s']:,.1f}",
-            ]
-        )
-    headers = ["method", "runs", "steps", "sampled tokens", "trained tokens", "passed tokens", "training, s"]
+def _entropy(content: _Content) -> str:
+    return section(
+        "Entropy", "Of the sampled tokens, along a model's own responses; smoothed.", content.figure("entropy")
+    )
+
+
+def _cost(content: _Content) -> str:
     return section(
         "Cost",
-        "Means over runs, all models together. Trained tokens enter the loss; passed tokens, prompts included, went "
-        "through a forward and backward pass (rows without a gradient are spared it). Seconds leave out evaluation.",
-        table(headers, rows) + figure(plots.phases(runs), "Where the time goes, evaluation included."),
+        "All models together. Trained tokens enter the loss; passed tokens, prompts included, went through a forward "
+        "and backward pass (rows without a gradient are spared it). Seconds leave out evaluation.",
+        content.table("cost")
+        + content.figure(
+            "score-by-cost",
+            "Validation pass@1, mean over models, against what training had cost by then; means over seeds. Stars: "
+            "each run's best step.",
+        )
+        + content.figure("phases", "Where the time goes, evaluation included."),
     )
 
 
@@ -285,15 +305,28 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return _raw_table(headers, [[f"<td>{escape(cell)}</td>" for cell in row] for row in rows])
 
 
-def _raw_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(header)}</th>" for header in headers)
+def text_table(content: TextTable) -> str:
+    """A table with its caption, and folded below it the same as Markdown and LaTeX."""
+    forms = "".join(
+        f"<details><summary>as {name}</summary><pre>{escape(text)}</pre></details>"
+        for name, text in (("Markdown", as_markdown(content)), ("LaTeX", as_latex(content)))
+    )
+    cells = [
+        [f"<td{' class=left' if i < content.text_columns else ''}>{escape(cell)}</td>" for i, cell in enumerate(row)]
+        for row in content.rows
+    ]
+    return (
+        f"<h3>{escape(content.title)}</h3>{_raw_table(content.header, cells, content.text_columns)}"
+        f'<p class="soft">{escape(content.caption)}</p><div class="forms">{forms}</div>'
+    )
+
+
+def _raw_table(headers: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1) -> str:
+    head = "".join(
+        f"<th{' class=left' if i < text_columns else ''}>{escape(header)}</th>" for i, header in enumerate(headers)
+    )
     body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def plus_minus(mean: float, half_width: float | None, sign: str = "") -> str:
-    """`+0.071 ± 0.029`; the mean alone without an interval."""
-    return f"{mean:{sign}.3f}" + ("" if half_width is None else f" ± {half_width:.3f}")
 
 
 def _text(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 _LATEX = str.maketrans(
     {
@@ -10,6 +11,17 @@ _LATEX = str.maketrans(
         "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "→": r"$\to$", "<": r"$<$", "−": "$-$",
     }
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """The first `text_columns` columns hold text, the others numbers."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+    text_columns: int
+    caption: str
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1) -> str:
@@ -24,3 +36,19 @@ def latex_table(header: Sequence[str], rows: Sequence[Sequence[str]], text_colum
     columns = "l" * text_columns + "r" * (len(header) - text_columns)
     body = [r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]
     return "\n".join([rf"\begin{{tabular}}{{{columns}}}", *body, r"\end{tabular}"])
+
+
+def as_markdown(table: TextTable) -> str:
+    """Title, table and caption."""
+    body = markdown_table(table.header, table.rows, table.text_columns)
+    return "\n\n".join(part for part in (f"**{table.title}**", body, table.caption) if part)
+
+
+def as_latex(table: TextTable) -> str:
+    """The tabular under a comment with its title."""
+    return f"% {table.title}\n{latex_table(table.header, table.rows, table.text_columns)}"
+
+
+def plus_minus(mean: float, half_width: float | None, sign: str = "") -> str:
+    """`+0.071 ± 0.029`; the mean alone without an interval."""
+    return f"{mean:{sign}.3f}" + ("" if half_width is None else f" ± {half_width:.3f}")

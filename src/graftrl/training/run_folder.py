@@ -192,9 +192,14 @@ class RunFolder:
 
 def write_text(path: Path, text: str) -> None:
     """Write to a temporary name and rename: a reader sees the old file or the new one."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """As `write_text`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
+    temporary.write_bytes(content)
     temporary.replace(path)
 
 
