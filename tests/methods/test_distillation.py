@@ -12,7 +12,7 @@ import torch
 from graftrl.errors import ConfigError
 from graftrl.exchange.spans import total
 from graftrl.methods import build_method
-from graftrl.methods.distillation import SPAN, read_by, scorer_row
+from graftrl.methods.distillation import SPAN, in_tokens_of, read_by
 from graftrl.methods.extensions import UsesScorers
 from graftrl.objective import TokenBatch
 from graftrl.rollout import Response
@@ -36,6 +36,15 @@ class Tables:
         key = f"{name} {row.prompt_token_ids.tolist()} {row.response_token_ids.tolist()}"
         rng = np.random.default_rng(zlib.crc32(key.encode()))
         return -rng.exponential(1.0, len(row.response_token_ids)).astype(np.float32)
+
+    def in_tokens(self, model, name, row, codecs):
+        """What scorer `name` holds of the tokens that `model` would write a row of A in, float64."""
+        theirs = in_tokens_of(codecs[model], row, codecs["A"])
+        prompt = codecs[model].tokenizer.encode("a1,2,3>", add_special_tokens=False)
+        read = dataclasses.replace(
+            row, prompt_token_ids=np.array(prompt), response_token_ids=theirs.token_ids, loss_mask=np.empty(0, bool)
+        )
+        return self.of(name, read).astype(np.float64)
 
 
 @pytest.fixture
@@ -301,12 +310,12 @@ def test_log_probabilities_that_are_not_finite_are_counted_and_left_out(groups, 
 # Different tokenizers -------------------------------------------------------------------------------------------------
 
 
-def test_scorers_read_the_response_in_their_own_tokens_after_their_own_prompt(groups, step, codecs):
+def test_scorers_read_the_response_in_their_own_tokens_after_their_own_prompt(groups, step, tables, codecs):
     context = step(teacher="B")
     prompt = groups["A"][0].prompt
     row = build_method("opd").exchange({"A": groups["A"][:1]}, context).rows["A"][0]
-    theirs = scorer_row(prompt, row, codecs["B"], codecs["A"])
-    assert theirs.response_token_ids[-1] == codecs["B"].eos_id and theirs.ends_with_eos
+    name, theirs = tables.asked[0]
+    assert name == "teacher" and theirs.response_token_ids[-1] == codecs["B"].eos_id
     assert codecs["B"].decode_response(theirs.response_token_ids, stopped=True) == "A:0,2,3;E:0,6,9"
     assert theirs.response_token_ids.tolist() != row.response_token_ids.tolist()
     assert theirs.prompt_token_ids.tolist() == codecs["B"].prompt_token_ids(prompt).tolist()
@@ -326,8 +335,7 @@ def test_span_signals_telescope_to_the_sequences_exact_log_ratio(make_group, ste
     for b, row in enumerate(rows):
         spans = row.constants[SPAN]
         assert spans[-1] + 1 < len(own[b]) or b == 2  # some span of a list has several tokens
-        theirs = scorer_row(groups["A"][0].prompt, row, codecs["B"], codecs["A"])
-        of_proxy = (tables.of("expert", theirs).astype(float) - tables.of("base", theirs)).sum()
+        of_proxy = np.subtract(*(tables.in_tokens("B", name, row, codecs).sum() for name in ("expert", "base")))
         of_target = (own[b] - ref[b]).sum()
         values = signal[b, : len(own[b])].numpy()
         assert total(values, spans) == pytest.approx(of_proxy - LAMBDA * of_target, rel=1e-5)
@@ -340,8 +348,7 @@ def test_scorers_of_three_tokenizers_meet_at_common_boundaries(make_group, step,
     rows = build_method("p_opd").exchange(groups, step(expert="B", base="C")).rows["A"]
     for row in rows:
         for name, model in (("expert", "B"), ("base", "C")):
-            theirs = scorer_row(groups["A"][0].prompt, row, codecs[model], codecs["A"])
-            exact = float(tables.of(name, theirs).sum(dtype=np.float64))
+            exact = tables.in_tokens(model, name, row, codecs).sum()
             assert total(row.constants[name], row.constants[SPAN]) == pytest.approx(exact, rel=1e-5)
 
 

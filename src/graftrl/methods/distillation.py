@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor
 
 from graftrl.errors import ConfigError
-from graftrl.exchange import Rejected, retokenize
+from graftrl.exchange import Rejected, Retokenized, retokenize
 from graftrl.exchange.spans import common_ends, spans_of, sum_spans, token_ends
 from graftrl.methods.base import CodecLike, Exchange, Groups, StepContext, cut_by_prompt, own_rows, receiving
 from graftrl.objective import Objective, Term, TokenBatch, importance_ratio
@@ -200,19 +200,27 @@ def sampled_signal(tokens: TokenBatch, mixture: LogMixture) -> Tensor:
     return mixture.signal(known, own)
 
 
-def scorer_row(prompt: Prompt, row: Row, scorer: CodecLike, codec: CodecLike) -> Row | Rejected:
-    """A row as a scorer reads it: after the prompt in its context, in its own tokens."""
-    token_ids, ends_with_eos = row.response_token_ids, row.ends_with_eos
-    if scorer.fingerprint != codec.fingerprint:
-        theirs = retokenize(
-            token_ids, "stop" if ends_with_eos else "length", codec.tokenizer, scorer.tokenizer,
-            receiver_eos_id=scorer.eos_id, max_tokens=sys.maxsize, same_vocabulary=False,
-        )  # fmt: skip
-        if isinstance(theirs, Rejected):
-            return theirs
-        token_ids, ends_with_eos = theirs.token_ids, theirs.ends_with_eos
-    prompt_ids = scorer.prompt_token_ids(prompt)
-    return Row(prompt.id, prompt_ids, token_ids, 0.0, row.kind, row.source, ends_with_eos=ends_with_eos)
+def in_tokens_of(scorer: CodecLike, row: Row, codec: CodecLike) -> Retokenized | Rejected:
+    """A row's response in a scorer's tokens; the very tokens of the row where both have one tokenizer."""
+    if scorer.fingerprint == codec.fingerprint:
+        return Retokenized(row.response_token_ids, row.ends_with_eos)
+    return retokenize(
+        row.response_token_ids, "stop" if row.ends_with_eos else "length", codec.tokenizer, scorer.tokenizer,
+        receiver_eos_id=scorer.eos_id, max_tokens=sys.maxsize, same_vocabulary=False,
+    )  # fmt: skip
+
+
+def in_tokens_of_each(
+    scorers: Mapping[str, CodecLike], row: Row, codec: CodecLike
+) -> dict[str, Retokenized] | Rejected:
+    """The same for several, or why the first that cannot read the response cannot."""
+    said: dict[str, Retokenized] = {}
+    for name, scorer in scorers.items():
+        response = in_tokens_of(scorer, row, codec)
+        if isinstance(response, Rejected):
+            return response
+        said[name] = response
+    return said
 
 
 def read_by(
@@ -237,53 +245,61 @@ def read_by(
         the candidates that every scorer can read, and why the others cannot be, counted.
     """
     codec, rejected = context.codecs[model], Counter[str]()
-    read: list[tuple[Candidate, dict[str, Row]]] = []
+    of_tokenizer = {context.scorers[name].fingerprint: context.scorers[name] for name in scorers}
+    read: list[tuple[Candidate, dict[str, Retokenized]]] = []  # with the response by tokenizer
     for candidate in candidates:
-        rows = {name: scorer_row(candidate.prompt, candidate.row, context.scorers[name], codec) for name in scorers}
-        reasons = [row.reason for row in rows.values() if isinstance(row, Rejected)]
-        if reasons:
-            rejected[reasons[0]] += 1
+        in_each = in_tokens_of_each(of_tokenizer, candidate.row, codec)
+        if isinstance(in_each, Rejected):
+            rejected[in_each.reason] += 1
         else:
-            read.append((candidate, {name: row for name, row in rows.items() if isinstance(row, Row)}))
-    if contexts:
-        for candidate, rows_of in read:
-            candidate.row.contexts |= {name: row.prompt_token_ids for name, row in rows_of.items()}
+            read.append((candidate, in_each))
+    for name in scorers:
+        scorer, rows = context.scorers[name], []
+        for candidate, said in read:
+            prompt_ids, response = scorer.prompt_token_ids(candidate.prompt), said[scorer.fingerprint]
+            if contexts:
+                candidate.row.contexts[name] = prompt_ids
+            rows.append(
+                Row(candidate.prompt.id, prompt_ids, response.token_ids, 0.0, candidate.row.kind, candidate.row.source)
+            )
+        if logprobs:
+            for (candidate, _), values in zip(read, context.score(name, rows), strict=True):
+                candidate.row.constants[name] = values
     if not logprobs:
         return [candidate for candidate, _ in read], rejected
-    for name in scorers:
-        for (candidate, _), values in zip(
-            read, context.score(name, [rows_of[name] for _, rows_of in read]), strict=True
-        ):
-            candidate.row.constants[name] = values
-    one_tokenizer = all(context.scorers[name].fingerprint == codec.fingerprint for name in scorers)
     whole: list[Candidate] = []
-    for candidate, rows_of in read:
+    for candidate, said in read:
         if not all(np.isfinite(candidate.row.constants[name]).all() for name in scorers):
             rejected["not finite"] += 1
-        elif not one_tokenizer and not align(candidate.row, rows_of, codec, context.scorers):
+        elif of_tokenizer.keys() != {codec.fingerprint} and not align(
+            candidate.row, {name: said[context.scorers[name].fingerprint] for name in scorers}, codec, context.scorers
+        ):
             rejected["not aligned"] += 1
         else:
             whole.append(candidate)
     return whole, rejected
 
 
-def align(row: Row, theirs: Mapping[str, Row], codec: CodecLike, scorers: Mapping[str, CodecLike]) -> bool:
+def align(row: Row, said: Mapping[str, Retokenized], codec: CodecLike, scorers: Mapping[str, CodecLike]) -> bool:
     """Turn the row's constants, one per token of each scorer, into those of common spans, one per token of the row.
 
     False, and nothing done, where a tokenizer decodes the response piece by piece to another text than at once.
     """
     own = token_ends(row.response_token_ids, codec.tokenizer, ends_with_eos=row.ends_with_eos)
-    ends = {
-        name: token_ends(other.response_token_ids, scorers[name].tokenizer, ends_with_eos=other.ends_with_eos)
-        for name, other in theirs.items()
-    }
-    if len({int(of_one[-1]) for of_one in (own, *ends.values())}) > 1:
+    ends = {codec.fingerprint: own}
+    for name, response in said.items():
+        scorer = scorers[name]
+        if scorer.fingerprint not in ends:
+            ends[scorer.fingerprint] = token_ends(
+                response.token_ids, scorer.tokenizer, ends_with_eos=response.ends_with_eos
+            )
+    if len({int(of_one[-1]) for of_one in ends.values()}) > 1:
         return False
-    common = common_ends([own, *ends.values()])
+    common = common_ends(list(ends.values()))
     spans = spans_of(own, common)
-    for name, of_scorer in ends.items():
-        sums = sum_spans(row.constants[name], spans_of(of_scorer, common), len(common))
-        row.constants[name] = sums[spans].astype(np.float32)
+    for name in said:
+        theirs = spans_of(ends[scorers[name].fingerprint], common)
+        row.constants[name] = sum_spans(row.constants[name], theirs, len(common))[spans].astype(np.float32)
     row.constants[SPAN] = spans
     return True
 
