@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PIP := .venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints-cpu.txt
 
-.PHONY: install quickstart test lint real-pair bench clean
+.PHONY: install quickstart test lint real-pair transfer-lab bench clean
 
 install: .venv/.installed
 
@@ -32,6 +32,15 @@ real-pair: install
 	$(PIP) --requirement recipes/real_pair/requirements.txt
 	.venv/bin/python recipes/real_pair/prepare.py
 	.venv/bin/graftrl train recipes/real-pair.yaml --run runs/real-pair-$$(date +%Y%m%d-%H%M%S)
+
+# GRPO on a tiny proxy, then P-OPD onto a larger target; again from the start with rm -r runs/transfer-lab runs/proxies/P.
+transfer-lab: install
+	.venv/bin/python -m graftrl.lab.transfer
+	$(RUN)/graftrl train recipes/transfer-lab.yaml --run runs/transfer-lab/proxy
+	$(RUN)/graftrl proxies save runs/transfer-lab/proxy --out runs/proxies/P
+	$(RUN)/graftrl proxies list runs/proxies
+	$(RUN)/graftrl transfer --proxy runs/proxies/P --target runs/lab-cache/A --estimator full \
+		method.single_minibatch=false --run runs/transfer-lab/target
 
 bench: install
 	.venv/bin/python benchmarks/run_all.py

@@ -6,20 +6,20 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from graftrl import __version__
+from graftrl.doctor.cli import doctor
 from graftrl.errors import GraftrlError
 from graftrl.evaluation.cli import evaluate
 from graftrl.lab.cli import lab
 from graftrl.logs.cli import app as logs_app
 from graftrl.probe.cli import probe
 from graftrl.report.cli import report
-
-if TYPE_CHECKING:
-    from graftrl.training.run_folder import RunFolder
+from graftrl.transfer.cli import app as proxies_app
+from graftrl.transfer.cli import transfer
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -30,6 +30,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(logs_app, name="logs")
+app.add_typer(proxies_app, name="proxies")
 
 RunOption = Annotated[Path | None, typer.Option("--run", help="Run folder; default runs/<name of the recipe>.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing while training.")]
@@ -54,22 +55,18 @@ def train(
     from graftrl.config import load_recipe
 
     recipe = load_recipe(recipe_path, overrides or [])
-    if dry_run:
-        from graftrl.training.dry_run import print_dry_run
+    from graftrl.training.start import train_or_check
 
-        print_dry_run(recipe)
-        return
-    from graftrl.training.run_folder import RunFolder
-
-    _train_in(RunFolder.create(run or Path("runs") / recipe.name, recipe), quiet)
+    train_or_check(recipe, run, dry_run=dry_run, quiet=quiet)
 
 
 @app.command()
 def resume(run: Annotated[Path, typer.Argument(metavar="RUN")], quiet: QuietOption = False) -> None:
     """Continue an interrupted run from its last whole checkpoint."""
     from graftrl.training.run_folder import RunFolder
+    from graftrl.training.start import train_in
 
-    _train_in(RunFolder.open(run), quiet)
+    train_in(RunFolder.open(run), quiet=quiet)
 
 
 @app.command()
@@ -101,20 +98,10 @@ def grade(
 
 app.command("eval")(evaluate)
 app.command()(probe)
+app.command()(doctor)
 app.command()(lab)
+app.command()(transfer)
 app.command()(report)
-
-
-def _train_in(folder: RunFolder, quiet: bool) -> None:
-    from transformers.utils import logging as transformers_logging
-
-    from graftrl.training.loop import train as run_training
-    from graftrl.training.progress import Silent, Terminal
-
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
-    run_training(folder, folder.recipe(), Silent() if quiet else Terminal())
-    typer.echo(f"run folder: {folder.root}")
 
 
 def main() -> None:

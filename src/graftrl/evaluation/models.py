@@ -29,7 +29,7 @@ class Subject:
     name: in folders and tables. origin: what the user wrote, and for a run which model and step that is.
     adapter: the checkpoint folder of LoRA weights, to be put on `settings.path`.
     step: finished steps of its run; None for a model that is of no run. recipe: of its run.
-    note: why this step, where the user left that open.
+    note: why this step, where the user left that open. run, model: the run it is of, and its name there.
     """
 
     name: str
@@ -39,6 +39,8 @@ class Subject:
     step: int | None = None
     recipe: Recipe | None = None
     note: str | None = None
+    run: RunFolder | None = None
+    model: str | None = None
 
     @property
     def files_at(self) -> str:
@@ -156,4 +158,4 @@ def _trained(
     named = f"{run.root.resolve().name}-{model}-step{step}"
     origin = f"{run.root}:{model}@{step}"
     changed = _settings(path, {**settings.model_dump(exclude={"path"}), **changes})
-    return Subject(named, origin, changed, adapter, step, recipe)
+    return Subject(named, origin, changed, adapter, step, recipe, run=run, model=model)

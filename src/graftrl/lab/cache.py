@@ -120,6 +120,15 @@ def ensure_warm_pair(
     return folders
 
 
+def link_names(folders: Mapping[str, Path]) -> None:
+    """Give each model a short path beside its folder, `<cache>/A`, which recipes name."""
+    for name, folder in folders.items():
+        link = folder.parent / name
+        if link.is_symlink() or not link.exists():
+            link.unlink(missing_ok=True)
+            link.symlink_to(folder.name, target_is_directory=True)
+
+
 def _copy_if_ready(source: Path, target: Path, fingerprint: str) -> None:
     if _is_ready(source, fingerprint):
         temporary = target.with_name(f".{target.name}.tmp")

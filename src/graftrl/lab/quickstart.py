@@ -15,7 +15,7 @@ from rich.table import Table
 
 from graftrl.config import Recipe, load_recipe
 from graftrl.errors import ConfigError, RunError
-from graftrl.lab.cache import CACHE, ensure_warm_pair
+from graftrl.lab.cache import CACHE, ensure_warm_pair, link_names
 from graftrl.lab.jobs import Job, run_jobs
 from graftrl.lab.models import LAB_MODELS
 from graftrl.lab.programs import HiddenProgramsConfig
@@ -59,7 +59,7 @@ def run_quickstart(
 
     console.print("1/3 warming up the models (done once, then kept)", style="bold")
     warm = ensure_warm_pair(root.parent / CACHE, recipe.task, [LAB_MODELS[name] for name in recipe.models])
-    _link(warm)
+    link_names(warm)
     for name, folder in warm.items():
         warmed = WarmupReport.read(folder)
         console.print(
@@ -187,15 +187,6 @@ def comparison_table(by_model: Mapping[str, ModelScores]) -> Table:
             *(plus_minus(score.gain or 0.0, score.gain_half_width, sign="+") for score in gains),
         )
     return table
-
-
-def _link(warm: Mapping[str, Path]) -> None:
-    """Give each model a short path, `<cache>/A`, which the recipe names."""
-    for name, folder in warm.items():
-        link = folder.parent / name
-        if link.is_symlink() or not link.exists():
-            link.unlink(missing_ok=True)
-            link.symlink_to(folder.name, target_is_directory=True)
 
 
 def _read_wall(root: Path) -> float:

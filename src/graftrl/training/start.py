@@ -1,0 +1,30 @@
+"""A run as the command line starts it: with a display, quiet libraries, and a last line that says where it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+from transformers.utils import logging as transformers_logging
+
+from graftrl.config import Recipe
+from graftrl.training.dry_run import print_dry_run
+from graftrl.training.loop import train
+from graftrl.training.progress import Silent, Terminal
+from graftrl.training.run_folder import RunFolder
+
+
+def train_or_check(recipe: Recipe, run: Path | None, *, dry_run: bool, quiet: bool) -> None:
+    """Train a recipe in `run` (default: runs/NAME), or only check it."""
+    if dry_run:
+        print_dry_run(recipe)
+    else:
+        train_in(RunFolder.create(run or Path("runs") / recipe.name, recipe), quiet=quiet)
+
+
+def train_in(folder: RunFolder, *, quiet: bool) -> None:
+    """Train, or go on, in a run folder."""
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    train(folder, folder.recipe(), Silent() if quiet else Terminal())
+    typer.echo(f"run folder: {folder.root}")
