@@ -86,11 +86,9 @@ def list_(
     if as_json:
         typer.echo(json.dumps({str(path): pair.model_dump(mode="json") for path, pair in whole}, indent=2))
     else:
-        from rich.console import Console
+        from graftrl.transfer.show import print_pairs
 
-        from graftrl.transfer.show import table
-
-        Console(soft_wrap=True, highlight=False).print(table(whole))
+        print_pairs(whole)
     broken = [str(pair) for _, pair in found if isinstance(pair, DataError)]
     if broken:
         raise DataError("; ".join(broken))
