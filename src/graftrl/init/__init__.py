@@ -1,0 +1,1 @@
+"""A recipe from a few answers: `graftrl init`."""
