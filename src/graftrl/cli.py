@@ -14,6 +14,7 @@ from graftrl import __version__
 from graftrl.doctor.cli import doctor
 from graftrl.errors import GraftrlError
 from graftrl.evaluation.cli import evaluate
+from graftrl.init.cli import init
 from graftrl.lab.cli import lab
 from graftrl.logs.cli import app as logs_app
 from graftrl.probe.cli import probe
@@ -99,6 +100,7 @@ def grade(
 app.command("eval")(evaluate)
 app.command()(probe)
 app.command()(doctor)
+app.command()(init)
 app.command()(lab)
 app.command()(transfer)
 app.command()(report)
