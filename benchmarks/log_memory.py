@@ -23,6 +23,7 @@ from graftrl.logs.reader import RolloutLog
 from graftrl.logs.rollouts import ROLLOUT_SCHEMA, step_file_name, write_frame
 from graftrl.logs.summary import summarize
 from graftrl.logs.validate import validate_log
+from graftrl.viewer.index import LogIndex, Query
 
 SIZES = (100_000, 1_000_000)
 PROMPTS, GROUP = 128, 8
@@ -81,12 +82,29 @@ def read_one_step(path: Path) -> int:
     return len(log.groups("small", keys))
 
 
+def view_list(path: Path) -> int:
+    return LogIndex(path).current().find(Query(reward="mixed")).height
+
+
+def view_search(path: Path) -> int:
+    return LogIndex(path).current().find(Query(text="123456")).height
+
+
+def view_prompt(path: Path) -> int:
+    log = LogIndex(path).current()
+    group = log.groups.row(log.groups.height // 2, named=True)
+    return log.responses(group["step"], group["prompt_id"]).height
+
+
 OPERATIONS: dict[str, Callable[[Path], object]] = {
     "open": RolloutLog,
     "inspect": summarize,
     "validate": lambda path: sum(1 for _ in validate_log(path)),
     "group index": lambda path: RolloutLog(path).group_index("small").height,
     "index and one step": read_one_step,
+    "view: list": view_list,
+    "view: search texts": view_search,
+    "view: one prompt": view_prompt,
 }
 
 

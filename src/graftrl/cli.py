@@ -21,6 +21,7 @@ from graftrl.probe.cli import probe
 from graftrl.report.cli import report
 from graftrl.transfer.cli import app as proxies_app
 from graftrl.transfer.cli import transfer
+from graftrl.viewer.cli import view
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -104,6 +105,7 @@ app.command()(init)
 app.command()(lab)
 app.command()(transfer)
 app.command()(report)
+app.command()(view)
 
 
 def main() -> None:
