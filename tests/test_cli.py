@@ -63,6 +63,50 @@ def test_a_dry_run_reports_models_data_and_memory_without_training(graftrl, reci
     assert "24 training" in out and "fits" in out
 
 
+def test_a_dry_run_as_json_has_the_same_numbers(graftrl, recipe, pair):
+    code, out, err = graftrl("train", recipe(), "--dry-run", "--json")
+    found = json.loads(out)
+    assert (code, err) == (0, "") and (found["name"], found["method"], found["fits"]) == ("toy", "graft", True)
+    assert [(m["name"], m["architecture"]) for m in found["models"]] == [
+        ("A", "LlamaForCausalLM"),
+        ("B", "GPT2LMHeadModel"),
+    ]
+    a = found["models"][0]
+    assert a["weights"] == 4 * a["parameters"] and a["optimizer"] == 12 * a["parameters"]
+    assert found["peak_bytes"] == sum(m["peak"] for m in found["models"])
+    assert (found["training_prompts"], found["steps"], found["prompts_per_step"]) == (24, 1, 4)
+    assert found["most_sampled_tokens"] == 4 * 2 * 6
+
+
+def test_json_without_a_dry_run_is_refused_and_nothing_is_trained(graftrl, recipe, tmp_path):
+    assert "--dry-run" in refused(graftrl("train", recipe(), "--json", "--run", tmp_path / "run"), 2)
+    assert "--dry-run" in refused(graftrl("lab", "main", "--json"), 2)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_quickstart_as_json_keeps_standard_output_clean(graftrl, monkeypatch):
+    from graftrl.lab import quickstart
+
+    def fake(recipe, root, *, seeds, workers, console):
+        console.print("1/3 warming up")
+        return {"models": {"A": {"before": 0.2}}, "wall_s": 1.0}
+
+    monkeypatch.setattr(quickstart, "run_quickstart", fake)
+    code, out, err = graftrl("quickstart", "--json")
+    assert code == 0 and json.loads(out)["models"]["A"]["before"] == 0.2 and "warming up" in err
+    code, out, err = graftrl("quickstart")
+    assert out == "1/3 warming up\n" and err == ""
+
+
+def test_every_command_that_prints_a_table_has_json(graftrl):
+    tables = (
+        ["train"], ["transfer"], ["quickstart"], ["lab"], ["eval"], ["probe"], ["doctor"], ["logs", "inspect"],
+        ["proxies", "list"],
+    )  # fmt: skip
+    for command in tables:
+        assert "--json" in graftrl(*command, "--help")[1], command
+
+
 @pytest.mark.parametrize("arguments", [[], ["--dry-run"]])
 def test_bad_input_is_one_line_and_a_non_zero_exit(graftrl, recipe, tmp_path, arguments):
     def train(**sections) -> str:

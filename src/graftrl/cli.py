@@ -52,6 +52,7 @@ def train(
     run: RunOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check recipe, data and models; do not train.")] = False,
     quiet: QuietOption = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON.")] = False,
 ) -> None:
     """Train the models of a recipe."""
     from graftrl.config import load_recipe
@@ -59,7 +60,7 @@ def train(
     recipe = load_recipe(recipe_path, overrides or [])
     from graftrl.training.start import train_or_check
 
-    train_or_check(recipe, run, dry_run=dry_run, quiet=quiet)
+    train_or_check(recipe, run, check=dry_run, quiet=quiet, as_json=as_json)
 
 
 @app.command()
@@ -77,11 +78,16 @@ def quickstart(
     workers: Annotated[int, typer.Option(min=1, help="Runs side by side, one CPU thread each.")] = 2,
     run: Annotated[Path, typer.Option(help="Folder of the comparison.")] = Path("runs/quickstart"),
     recipe_path: Annotated[Path, typer.Option("--recipe", help="What to train.")] = Path("recipes/quickstart.yaml"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON; progress on stderr.")] = False,
 ) -> None:
     """Compare GRPO and GRAFT on two tiny models, from nothing to a report, in minutes on two CPU cores."""
+    from rich.console import Console
+
     from graftrl.lab.quickstart import run_quickstart
 
-    run_quickstart(recipe_path, run, seeds=seeds, workers=workers)
+    summary = run_quickstart(recipe_path, run, seeds=seeds, workers=workers, console=Console(stderr=as_json))
+    if as_json:
+        typer.echo(json.dumps(summary, indent=2, allow_nan=False))
 
 
 @app.command()

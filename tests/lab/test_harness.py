@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from graftrl.cli import app
 from graftrl.config import load_recipe
 from graftrl.errors import ConfigError, RunError
 from graftrl.lab import harness, plan
-from graftrl.lab.harness import Options, list_runs, run_lab
+from graftrl.lab.harness import Options, list_runs, planned_runs, run_lab
 from graftrl.lab.jobs import Job, finished_steps
 from graftrl.lab.pages import Page, clipping
 from graftrl.lab.pairs import PAIRS, Regime
@@ -187,6 +188,14 @@ def test_dry_run_lists_runs_with_state_and_time(tmp_path: Path, training: FakeTr
     assert "to be warmed up: A, B, C in regime base" not in said
     assert "9 runs, 5 finished; about " in said
     assert "with 2 workers" in said
+
+
+def test_the_plan_as_plain_values(tmp_path: Path, training: FakeTraining) -> None:
+    _run(["plain-stability"], _options(tmp_path, seeds=1))
+    plan_ = json.loads(json.dumps(planned_runs(["main"], _options(tmp_path, seeds=1))))
+    states = {run["run"]: (run["state"], run["expected_s"] == 0) for run in plan_["runs"]}
+    assert states["A-B graft seed 0"] == ("finished", True) and states["B grpo-n32 seed 0"] == ("new", False)
+    assert plan_["finished"] == 5 and len(plan_["runs"]) == 9 and plan_["workers"] == 2
 
 
 def test_clipping_is_told_in_words(tmp_path: Path, training: FakeTraining) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +33,7 @@ def lab(
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Runs side by side, one CPU thread each.")] = 2,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs with their expected time.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON.")] = False,
     tables_only: Annotated[
         bool, typer.Option("--tables-only", help="Train nothing: make the pages from the runs that have finished.")
     ] = False,
@@ -44,11 +46,16 @@ def lab(
 
     Safe to stop and to call again: finished runs are kept, interrupted ones continued.
     """
-    from graftrl.lab.harness import Options, list_runs, run_lab
+    from graftrl.errors import ConfigError
+    from graftrl.lab.harness import Options, list_runs, planned_runs, run_lab
 
     names = tuple(name for given in pairs or () for name in given.split(",") if name)
     options = Options(recipe, run, out, seeds if seeds != SEEDS else None, names, steps, workers, corrected=holm)
-    if dry_run:
+    if as_json and not dry_run:
+        raise ConfigError("--json belongs to --dry-run; the numbers of a study are in its lab.csv")
+    if as_json:
+        typer.echo(json.dumps(planned_runs(studies, options), indent=2))
+    elif dry_run:
         list_runs(studies, options)
     else:
         run_lab(studies, options, tables_only=tables_only)

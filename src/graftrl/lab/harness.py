@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -77,31 +78,52 @@ class _Planned:
     cells: list[Cell]
 
 
-def list_runs(names: Sequence[str], options: Options, console: Console | None = None) -> None:
-    """`--dry-run`: every run with its state and expected time, and the time of all that is missing."""
-    console = console or Console()
+def planned_runs(names: Sequence[str], options: Options) -> dict[str, Any]:
+    """Every run with its state and expected time, the models to be warmed up, and the time of all that is missing, as
+    plain values. Refuses what cannot be planned."""
     lab, planned = _plan(names, options)
     keys = runs_of(cell for each in planned for cell in each.cells)
     expected = expected_seconds(lab, keys)
+    for key in keys:
+        lab.job(key, expected[key])
+    models = missing_models(lab, keys)
+    warm_s = sum(WARMUP_S * -(-len(of_regime) // options.workers) for of_regime in models.values())
+    return {
+        "runs": [
+            {
+                "run": key.name,
+                "state": _state(lab, key),
+                "folder": str(lab.folder(key)),
+                "expected_s": 0.0 if lab.is_finished(key) else expected[key],
+            }
+            for key in keys
+        ],
+        "finished": sum(lab.is_finished(key) for key in keys),
+        "warm_up": {regime: list(of_regime) for regime, of_regime in models.items()},
+        "expected_s": total_seconds(expected, lab, options.workers) + warm_s,
+        "workers": options.workers,
+    }
+
+
+def list_runs(names: Sequence[str], options: Options, console: Console | None = None) -> None:
+    """`--dry-run`: print `planned_runs`."""
+    console = console or Console()
+    plan = planned_runs(names, options)
     table = Table(box=box.SIMPLE, show_edge=False, pad_edge=False)
     for column in ("run", "state", "folder"):
         table.add_column(column, no_wrap=True)
     table.add_column("expected", justify="right", no_wrap=True)
-    for key in keys:
-        lab.job(key, expected[key])  # refuses what cannot be planned
-        state = _state(lab, key)
-        table.add_row(key.name, state, str(lab.folder(key)), "" if state == "finished" else duration(expected[key]))
+    for run in plan["runs"]:
+        left = "" if run["state"] == "finished" else duration(run["expected_s"])
+        table.add_row(run["run"], run["state"], run["folder"], left)
     if not console.is_terminal:
         console.width = 200  # a pipe has no width; a folder's name must not be cut
     console.print(table)
-    models = missing_models(lab, keys)
-    for regime, of_regime in models.items():
+    for regime, of_regime in plan["warm_up"].items():
         console.print(f"to be warmed up: {', '.join(of_regime)} in regime {regime}", highlight=False)
-    warm_s = sum(WARMUP_S * -(-len(of_regime) // options.workers) for of_regime in models.values())
-    finished = sum(lab.is_finished(key) for key in keys)
     console.print(
-        f"{len(keys)} runs, {finished} finished; about "
-        f"{duration(total_seconds(expected, lab, options.workers) + warm_s)} with {options.workers} workers",
+        f"{len(plan['runs'])} runs, {plan['finished']} finished; about {duration(plan['expected_s'])} with "
+        f"{plan['workers']} workers",
         highlight=False,
     )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 
 import psutil
 import torch
@@ -24,79 +26,146 @@ from graftrl.training.peers import open_peers
 GIB = 1024**3
 
 
-def print_dry_run(recipe: Recipe, console: Console | None = None) -> None:
-    """Print what a run would use. Raises ConfigError, DataError or ModelError as the run itself would."""
-    console = console or Console()
-    if not console.is_terminal:
-        console.width = 120  # a pipe has no width; a table must not be cut to 80 columns
+@dataclass(frozen=True)
+class ModelLine:
+    """One model of a run. Bytes; trainable, optimizer and peak are None for a frozen model. optimizer: gradients and
+    AdamW's moments. shared: its weights are those of a model above."""
+
+    name: str
+    architecture: str
+    parameters: int
+    trainable: int | None
+    weights: int
+    optimizer: int | None
+    peak: int | None
+    shared: bool = False
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a run would use. peers: a line each. notes: what was left out, and what else a person should know."""
+
+    name: str
+    method: str
+    models: list[ModelLine]
+    peers: list[str]
+    training_prompts: int
+    validation_prompts: int
+    steps: int
+    steps_per_epoch: int
+    prompts_per_step: int
+    group_size: int
+    most_sampled_tokens: int
+    notes: list[str]
+    peak_bytes: int
+    available_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        return self.peak_bytes <= self.available_bytes
+
+    def to_json(self) -> str:
+        return json.dumps({**asdict(self), "fits": self.fits}, ensure_ascii=False, indent=2)
+
+
+def dry_run(recipe: Recipe) -> DryRun:
+    """Everything but weights is opened and checked. Raises ConfigError, DataError or ModelError as the run would."""
     task = build_task(recipe.task)
-    table = Table(title=f"{recipe.name}: {recipe.method.name}", box=None)
-    for column in ("model", "architecture", "parameters", "trainable", "weights", "optimizer", "peak (estimate)"):
-        table.add_column(column, justify="left" if column in ("model", "architecture") else "right")
     codecs: dict[str, Codec] = {}
     memories: dict[str, MemoryEstimate] = {}
-    peak = 0
+    lines: list[ModelLine] = []
     for name, settings in recipe.models.items():
-        model, codec = load_skeleton(name, settings)
+        model, codecs[name] = load_skeleton(name, settings)
         check_context(name, model, recipe.sampling)
-        codecs[name] = codec
-        memory = estimate_memory(model, settings, recipe.sampling)
-        peak += memory.peak
-        table.add_row(
-            name, type(model).__name__, f"{memory.parameters / 1e6:,.1f} M", f"{memory.trainable / 1e6:,.1f} M",
-            f"{memory.weights / GIB:.2f} GiB", f"{(memory.gradients + memory.optimizer) / GIB:.2f} GiB",
-            f"{memory.peak / GIB:.2f} GiB",
-        )  # fmt: skip
-        memories[name] = memory
-    read, notes_on_scorers = _frozen(recipe, codecs, memories, table)
-    peak += read
+        m = memories[name] = estimate_memory(model, settings, recipe.sampling)
+        kind = type(model).__name__
+        lines.append(ModelLine(name, kind, m.parameters, m.trainable, m.weights, m.gradients + m.optimizer, m.peak))
+    frozen, notes_on_scorers = _frozen(recipe, codecs, memories)
+    peak = sum(m.peak for m in memories.values()) + sum(line.weights for line in frozen if not line.shared)
     lengths = [prompt_length(codec) for codec in codecs.values()]
     train, notes = within_limit(task.train, lengths, recipe.sampling.max_prompt_tokens, "training prompts")
     training = recipe.training
     stream = PromptStream(train, training.prompts_per_step, recipe.seed)
     steps = training.steps or (training.epochs or 0) * stream.batches_per_epoch
     peers = open_peers(recipe.peers, stream, steps, recipe.seed)
-    console.print(table)
-    for peer in peers:
-        console.print(f"stored peer {peer.summary}", markup=False, highlight=False, soft_wrap=True)
+    return DryRun(
+        name=recipe.name,
+        method=recipe.method.name,
+        models=[*lines, *frozen],
+        peers=[peer.summary for peer in peers],
+        training_prompts=len(train),
+        validation_prompts=len(task.validation),
+        steps=steps,
+        steps_per_epoch=stream.batches_per_epoch,
+        prompts_per_step=training.prompts_per_step,
+        group_size=training.group_size,
+        most_sampled_tokens=training.prompts_per_step * training.group_size * recipe.sampling.max_response_tokens,
+        notes=[*task.notes, *notes_on_scorers, *notes, *(note for peer in peers for note in peer.notes)],
+        peak_bytes=peak,
+        available_bytes=_available_bytes(recipe),
+    )
+
+
+def print_dry_run(recipe: Recipe, console: Console | None = None) -> None:
+    """Print what a run would use; raises as `dry_run`."""
+    found = dry_run(recipe)
+    console = console or Console()
+    if not console.is_terminal:
+        console.width = 120  # a pipe has no width; a table must not be cut to 80 columns
+    console.print(_table(found))
+    for peer in found.peers:
+        console.print(f"stored peer {peer}", markup=False, highlight=False, soft_wrap=True)
     console.print(
-        f"data: {len(train):,} training and {len(task.validation):,} validation prompts; {steps:,} steps of "
-        f"{training.prompts_per_step} prompts x {training.group_size} responses, {stream.batches_per_epoch:,} steps an "
-        f"epoch; at most {training.prompts_per_step * training.group_size * recipe.sampling.max_response_tokens:,} "
-        "sampled tokens a step and model",
+        f"data: {found.training_prompts:,} training and {found.validation_prompts:,} validation prompts; "
+        f"{found.steps:,} steps of {found.prompts_per_step} prompts x {found.group_size} responses, "
+        f"{found.steps_per_epoch:,} steps an epoch; at most {found.most_sampled_tokens:,} sampled tokens a step and "
+        "model",
         highlight=False,
     )
-    for note in [*task.notes, *notes_on_scorers, *notes, *(note for peer in peers for note in peer.notes)]:
+    for note in found.notes:
         console.print(f"note: {note}", style="yellow", markup=False, highlight=False)
-    available = _available_bytes(recipe)
-    verdict = "fits" if peak <= available else "does NOT fit"
     console.print(
-        f"memory: about {peak / GIB:.1f} GiB for all models, {available / GIB:.1f} GiB available: {verdict}",
+        f"memory: about {found.peak_bytes / GIB:.1f} GiB for all models, {found.available_bytes / GIB:.1f} GiB "
+        f"available: {'fits' if found.fits else 'does NOT fit'}",
         highlight=False,
     )
-    if peak > available:
+    if not found.fits:
         console.print(
             "note: lower sample_rows, microbatch_tokens or logit_elements, or use gradient_checkpointing or lora",
             style="yellow",
         )
 
 
-def _frozen(
-    recipe: Recipe, codecs: Mapping[str, Codec], trained: Mapping[str, MemoryEstimate], table: Table
-) -> tuple[int, list[str]]:
-    """A row for each scorer that the method reads and for each model's frozen start where the method needs it.
+def _table(found: DryRun) -> Table:
+    table = Table(title=f"{found.name}: {found.method}", box=None)
+    for column in ("model", "architecture", "parameters", "trainable", "weights", "optimizer", "peak (estimate)"):
+        table.add_column(column, justify="left" if column in ("model", "architecture") else "right")
+    for line in found.models:
+        table.add_row(
+            line.name,
+            line.architecture,
+            f"{line.parameters / 1e6:,.1f} M",
+            "frozen" if line.trainable is None else f"{line.trainable / 1e6:,.1f} M",
+            "shared" if line.shared else f"{line.weights / GIB:.2f} GiB",
+            "" if line.optimizer is None else f"{line.optimizer / GIB:.2f} GiB",
+            "" if line.peak is None else f"{line.peak / GIB:.2f} GiB",
+        )
+    return table
 
-    Returns:
-        the bytes of their weights, which those of one path share, and notes. Raises as the run would.
-    """
+
+def _frozen(
+    recipe: Recipe, codecs: Mapping[str, Codec], trained: Mapping[str, MemoryEstimate]
+) -> tuple[list[ModelLine], list[str]]:
+    """A line for each scorer that the method reads and for each model's frozen start where the method needs it; those
+    of one path share their weights. And notes. Raises as the run would."""
     method = recipe.build_method()
     scorers: dict[str, Codec] = {}
-    weights: dict[str, int] = {}  # by path
+    lines: list[ModelLine] = []
+    seen: set[str] = set()
 
     def add(name: str, kind: str, memory: MemoryEstimate, path: str) -> None:
-        size = "shared" if path in weights else f"{memory.weights / GIB:.2f} GiB"
-        weights.setdefault(path, memory.weights)
-        table.add_row(name, kind, f"{memory.parameters / 1e6:,.1f} M", "frozen", size, "", "")
+        lines.append(ModelLine(name, kind, memory.parameters, None, memory.weights, None, None, path in seen))
+        seen.add(path)
 
     for name in method.scorers if isinstance(method, UsesScorers) else ():
         settings = resolved(name, recipe.scorers[name])
@@ -108,8 +177,7 @@ def _frozen(
         for name, of_model in recipe.models.items():
             if of_model.lora is None:
                 add(f"{name} (reference)", "", trained[name], of_model.path)
-    notes = method.check_scorers(codecs, scorers) if isinstance(method, UsesScorers) else []
-    return sum(weights.values()), notes
+    return lines, method.check_scorers(codecs, scorers) if isinstance(method, UsesScorers) else []
 
 
 def _available_bytes(recipe: Recipe) -> int:

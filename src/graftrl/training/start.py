@@ -8,15 +8,20 @@ import typer
 from transformers.utils import logging as transformers_logging
 
 from graftrl.config import Recipe
-from graftrl.training.dry_run import print_dry_run
+from graftrl.errors import ConfigError
+from graftrl.training.dry_run import dry_run, print_dry_run
 from graftrl.training.loop import train
 from graftrl.training.progress import Silent, Terminal
 from graftrl.training.run_folder import RunFolder
 
 
-def train_or_check(recipe: Recipe, run: Path | None, *, dry_run: bool, quiet: bool) -> None:
-    """Train a recipe in `run` (default: runs/NAME), or only check it."""
-    if dry_run:
+def train_or_check(recipe: Recipe, run: Path | None, *, check: bool, quiet: bool, as_json: bool = False) -> None:
+    """Train a recipe in `run` (default: runs/NAME), or only check it. as_json: print what the check finds as JSON."""
+    if as_json and not check:
+        raise ConfigError("--json belongs to --dry-run; the numbers of a run are in its metrics.jsonl")
+    if as_json:
+        typer.echo(dry_run(recipe).to_json())
+    elif check:
         print_dry_run(recipe)
     else:
         train_in(RunFolder.create(run or Path("runs") / recipe.name, recipe), quiet=quiet)

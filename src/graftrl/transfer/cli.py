@@ -40,6 +40,7 @@ def transfer(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything; do not train.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing while training.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON.")] = False,
 ) -> None:
     """Train a target with what reinforcement learning changed in a proxy (P-OPD)."""
     from graftrl.training.start import train_or_check
@@ -49,7 +50,7 @@ def transfer(
         target, proxy=proxy, base=proxy_base, expert=proxy_expert, recipe=recipe,
         calibration=calibration, estimator=estimator, overrides=overrides or [],
     )  # fmt: skip
-    train_or_check(made, run, dry_run=dry_run, quiet=quiet)
+    train_or_check(made, run, check=dry_run, quiet=quiet, as_json=as_json)
 
 
 @app.command()
