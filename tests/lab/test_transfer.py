@@ -16,10 +16,10 @@ from graftrl.lab.warmup import WarmupReport
 RECIPE = Path(__file__).parents[2] / "recipes" / "transfer-lab.yaml"
 
 
-def test_both_models_come_with_the_package(tmp_path, monkeypatch):
+def test_the_models_come_with_the_package(tmp_path, monkeypatch):
     monkeypatch.setattr(cache, "_build_all", lambda specs, parent: pytest.fail("nothing is built") if specs else None)
     folders = prepare(tmp_path)
-    assert set(folders) == {"P", "A"} and (tmp_path / "P").resolve() == folders["P"].resolve()
+    assert set(folders) == {"P", "A", "B"} and (tmp_path / "P").resolve() == folders["P"].resolve()
     report = WarmupReport.read(tmp_path / "P")
     assert report.execution > 0.98 and report.strong > 0.38 and report.weak < 0.03
 

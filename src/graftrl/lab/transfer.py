@@ -1,7 +1,7 @@
 """The laboratory's transfer: a proxy of 43,000 weights explores, a target of 91,000 with its tokenizer learns from it.
 
-Proxy and target are strong in disjoint families. `python -m graftrl.lab.transfer` puts both, warmed up, where
-recipes/transfer-lab.yaml finds them.
+Proxy and target are strong in disjoint families. A second target, of another architecture and tokenizer, continues the
+sequence. `python -m graftrl.lab.transfer` puts all three, warmed up, where recipes/transfer-lab.yaml finds them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from graftrl.lab.models import LAB_MODELS, LabModel
 from graftrl.lab.warmup import WarmupSettings
 
 PROXY = LabModel("P", "llama", "digit_comma", hidden_size=40, intermediate_size=96)
-TARGET = LAB_MODELS["A"]
+TARGET, SECOND = LAB_MODELS["A"], LAB_MODELS["B"]
 PROXY_WARMUP = WarmupSettings(steps=1000, learning_rate=6e-3, strong_offset=1)
 
 
 def prepare(cache: Path) -> dict[str, Path]:
-    """`{"P": folder, "A": folder}`, each with a short link `<cache>/P` beside it; they come with the package."""
-    folders = ensure_warm_pair(cache, models=(PROXY, TARGET), settings={PROXY.name: PROXY_WARMUP})
+    """Folders by name, P, A and B, each with a short link `<cache>/P` beside it; they come with the package."""
+    folders = ensure_warm_pair(cache, models=(PROXY, TARGET, SECOND), settings={PROXY.name: PROXY_WARMUP})
     link_names(folders)
     return folders
 
