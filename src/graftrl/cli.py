@@ -18,6 +18,7 @@ from graftrl.init.cli import init
 from graftrl.lab.cli import lab
 from graftrl.logs.cli import app as logs_app
 from graftrl.probe.cli import probe
+from graftrl.push.cli import push
 from graftrl.report.cli import report
 from graftrl.transfer.cli import app as proxies_app
 from graftrl.transfer.cli import transfer
@@ -108,6 +109,7 @@ app.command("eval")(evaluate)
 app.command()(probe)
 app.command()(doctor)
 app.command()(init)
+app.command()(push)
 app.command()(lab)
 app.command()(transfer)
 app.command()(report)

@@ -145,11 +145,11 @@ def save_pair(source: str, out: Path, *, copy_base: bool = True) -> tuple[ProxyP
     """
     if out.exists():
         raise RunError(f"{out} already exists; choose another --out")
-    expert = _trained(source)
+    expert = trained_model(source)
     assert expert.run is not None and expert.model is not None and expert.recipe is not None
     (base,) = find_models([f"{expert.run.root}:{expert.model}@0"], {})
     notes = [note for note in (expert.note,) if note is not None]
-    gain = _gain(expert.run, expert.model, expert.step or 0)
+    gain = gain_of(expert.run, expert.model, expert.step or 0)
     if gain is None:
         notes.append(
             f"{expert.run.root} was not validated before training and at step {expert.step}, so the pair's gain is "
@@ -173,7 +173,8 @@ def save_pair(source: str, out: Path, *, copy_base: bool = True) -> tuple[ProxyP
     return pair, notes
 
 
-def _trained(source: str) -> Subject:
+def trained_model(source: str) -> Subject:
+    """The model that `RUN`, `RUN:MODEL` or `RUN:MODEL@STEP` names. Raises ConfigError unless it is one, and trained."""
     found = find_models([source], {})
     if found[0].run is None or not found[0].step:
         raise ConfigError(f"{source}: name a run whose model was trained, as RUN, RUN:MODEL or RUN:MODEL@STEP")
@@ -214,7 +215,7 @@ def _describe(name: str, expert: Subject, base_path: str, gain: Gain | None) -> 
     )
 
 
-def _gain(run: RunFolder, model: str, step: int) -> Gain | None:
+def gain_of(run: RunFolder, model: str, step: int) -> Gain | None:
     """None where the run was not validated at both steps."""
     files = [run.step_file("evaluations", when) for when in (0, step)]
     if not all(file.exists() for file in files):

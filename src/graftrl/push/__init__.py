@@ -1,0 +1,1 @@
+"""A trained model as others can use it: `graftrl push`."""
