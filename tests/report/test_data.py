@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from run_builder import GRAFT_COUNTS, group, make_run, metrics_line, recipe_content
@@ -164,6 +165,18 @@ def test_runs_of_one_method_with_different_options_are_told_apart(tmp_path: Path
     runs = read_runs([make_run(tmp_path / "a", NO_GATE), make_run(tmp_path / "b", "graft"), make_run(tmp_path / "c")])
     assert methods_of(runs) == ["grpo", "graft (weighting=none)", "graft (weighting=gate)"]
     assert [run.method for run in read_runs([tmp_path / "a", tmp_path / "c"])] == ["graft", "grpo"]
+
+
+def test_presets_go_by_their_names_where_that_is_asked_for(tmp_path: Path) -> None:
+    given: dict[str, Any] = {
+        "a": "grpo", "b": {"name": "grpo", "dynamic_sampling": True}, "c": "graft-delta-0.8", "d": NO_GATE,
+        "e": {"name": "graft", "threshold": 0.123},
+    }  # fmt: skip
+    folders = [make_run(tmp_path / name, method) for name, method in given.items()]
+    assert [run.method for run in read_runs(folders, presets=True)] == [
+        "grpo", "dapo", "graft (threshold=0.8)", "graft-no-gate", "graft (threshold=0.123)",
+    ]  # fmt: skip
+    assert [run.method for run in read_runs(folders[1:2])] == ["grpo"]
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

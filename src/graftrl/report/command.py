@@ -26,7 +26,7 @@ def run_report(
         RunError: no run there, a torn file, a full disk. DataError: a torn log. ConfigError: matplotlib is missing.
     """
     drawing.require_matplotlib()
-    runs = join_seeds(read_runs(find_runs(paths)))
+    runs = join_seeds(read_runs(find_runs(paths), presets=True))
     page = out or (paths[0] if len(paths) == 1 else Path()) / "report.html"
     figures, found = drawing.drawn(runs), summary.tables_of(runs)
     text = render_report(runs, title or f"graftrl: {', '.join(path.resolve().name for path in paths)}", figures, found)

@@ -18,12 +18,14 @@ from typing import Any
 import numpy as np
 import polars as pl
 import yaml
+from pydantic import ValidationError
 
-from graftrl.errors import DataError, RunError
+from graftrl.errors import ConfigError, DataError, RunError
 from graftrl.evaluation.intervals import bootstrap_interval, paired_t_interval, t_interval
 from graftrl.logs.config import PeerSettings
 from graftrl.logs.reader import RolloutLog, check_file, collect
 from graftrl.logs.rollouts import ROLLOUT_SCHEMA, TRANSFER_SCHEMA, read_steps
+from graftrl.methods import PRESETS, build_method
 from graftrl.rollout import Group
 from graftrl.training.run_folder import RunFolder
 
@@ -198,8 +200,11 @@ def join_runs(runs: Sequence[Run]) -> Run:
     return JoinedRun(first.folder, {**first.config, "models": models}, first.method, tuple(runs))
 
 
-def read_runs(folders: Sequence[Path]) -> list[Run]:
+def read_runs(folders: Sequence[Path], *, presets: bool = False) -> list[Run]:
     """The runs of some folders, labelled: `grpo`, or `graft (weighting=none)` where runs of one method differ.
+
+    Args:
+        presets: call a method by its preset's name where its options are those: `graft-no-gate`.
 
     Raises:
         RunError: a folder is no run folder, or its config.yaml cannot be read.
@@ -207,7 +212,10 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     configs = {folder: _read_config(folder) for folder in folders}
     if not configs:
         raise RunError("no run folder was given")
-    labels = _labels(configs)
+    names = {f: str(config["method"]["name"]) for f, config in configs.items()}
+    if presets:
+        names = {folder: _preset(configs[folder]["method"]) or name for folder, name in names.items()}
+    labels = _labels(configs, names)
     return [Run(folder, config, labels[folder]) for folder, config in configs.items()]
 
 
@@ -740,10 +748,25 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _labels(configs: Mapping[Path, Mapping[str, Any]]) -> dict[Path, str]:
+def _preset(settings: Mapping[str, Any]) -> str | None:
+    """The name of the preset that has exactly these options; None for none, and for a method's own defaults."""
+    name = str(settings["name"])
+    presets = [preset for preset, given in PRESETS.items() if given["name"] == name]
+    if not presets:  # nor is a class of the user's own imported
+        return None
+    try:
+        options = build_method(settings).settings
+    except (ConfigError, ValidationError):  # written by another version
+        return None
+    if options == build_method(name).settings:
+        return None
+    return next((preset for preset in presets if build_method(preset).settings == options), None)
+
+
+def _labels(configs: Mapping[Path, Mapping[str, Any]], names: Mapping[Path, str]) -> dict[Path, str]:
     by_name: dict[str, list[Path]] = {}
-    for folder, config in configs.items():
-        by_name.setdefault(str(config["method"]["name"]), []).append(folder)
+    for folder, name in names.items():
+        by_name.setdefault(name, []).append(folder)
     labels = {}
     for name, folders in by_name.items():
         differing = _differing([configs[folder] for folder in folders])

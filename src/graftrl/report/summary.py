@@ -24,6 +24,7 @@ from graftrl.report.tables import TextTable, as_latex, as_markdown, plus_minus
 from graftrl.training.run_folder import write_text
 
 _STEPS_SHOWN = 6
+_GAIN = 5  # column of the gain over the baseline
 
 
 def tables_of(runs: Sequence[Run]) -> dict[str, TextTable]:
@@ -74,15 +75,19 @@ def results(runs: Sequence[Run]) -> TextTable:
                     _steps([step for step, _ in selected]),
                 ]
             )
+    header = ["model", "method", "seeds", "before", "after", f"− {BASELINE}", "selected", "at step"]
+    paired = f"; − {BASELINE}: paired by seed"
+    if not any(row[_GAIN] for row in rows):
+        header.pop(_GAIN)
+        rows, paired = [row[:_GAIN] + row[_GAIN + 1 :] for row in rows], ""
     return TextTable(
         title="pass@1 on the validation prompts",
-        header=["model", "method", "seeds", "before", "after", f"− {BASELINE}", "selected", "at step"],
+        header=header,
         rows=rows,
         text_columns=2,
         caption="These prompts are never trained on. Before: with the 95 % bootstrap interval over prompts. After: at "
-        "the last step of finished runs, mean over seeds ± half-width of the 95 % t interval; "
-        f"− {BASELINE}: paired by seed. Selected: at each run's best step, in the order of seeds; chosen by these very "
-        "prompts, which flatters it.",
+        f"the last step of finished runs, mean over seeds ± half-width of the 95 % t interval{paired}. Selected: at "
+        "each run's best step, in the order of seeds; chosen by these very prompts, which flatters it.",
     )
 
 

@@ -83,7 +83,7 @@ class Rules:
 
     def _moved(self, receiver: str, moved: Sequence[Mapping[str, Any]]) -> Reason:
         sources = ", ".join(dict.fromkeys(row["source"] for row in moved))
-        told = ", ".join(f"{count} {status}" for status, count in Counter(map(self._status, moved)).items())
+        told = ", ".join(f"{count} {status}" for status, count in sorted(Counter(map(self._status, moved)).items()))
         admitted = any(row["status"] == "admitted" for row in moved)
         if not self._replaces:
             return Reason("taken" if admitted else "refused", f"responses of {sources} beside {receiver}'s own: {told}")

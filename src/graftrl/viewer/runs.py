@@ -230,7 +230,7 @@ def open_runs(paths: Sequence[Path]) -> list[ViewedRun]:
     """
     logs = [path for path in paths if not is_run(path) and _is_log(path)]
     folders = find_runs([path for path in paths if path not in logs]) if len(logs) < len(paths) else []
-    runs = read_runs(folders) if folders else []
+    runs = read_runs(folders, presets=True) if folders else []
     started = [run for run in runs if run.rollouts is not None]
     if not started and not logs:
         raise RunError(
