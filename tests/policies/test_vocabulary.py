@@ -7,16 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny_models import gradients, quick, random_rows, weights
+from tiny_models import VOCABULARY, gradients, quick, random_rows, weights
 from torch.profiler import ProfilerActivity, profile
 
+from graftrl.methods import build_method
 from graftrl.objective import Objective, Term
 from graftrl.objective.distillation import REFERENCE, LogMixture, transfer_mixture
 from graftrl.objective.terms import TokenLoss
-from graftrl.policies.config import ModelSettings, ScorerSettings
+from graftrl.policies.config import LoraSettings, ModelSettings, SamplingSettings, ScorerSettings
 from graftrl.policies.frozen import FrozenWeights
+from graftrl.policies.hf import HFPolicy, UpdateStats
 from graftrl.policies.logprobs import Head
 from graftrl.policies.vocabulary import Distribution, mixture_signal, top_logprobs
+from graftrl.rollout import Row
 
 N, H, V = 13, 6, 37
 MIXTURE = LogMixture({"expert": 1.0, "base": -1.0, REFERENCE: 1.5}, 1.5)
@@ -174,8 +177,6 @@ def dense_gradients(policy, rows, proxies, mixture):
 @pytest.mark.parametrize("microbatch_tokens", [20, 10_000])
 @pytest.mark.parametrize("calibration", [0.5, 1.5])
 def test_the_full_form_of_a_real_model_equals_dense_autograd(policy, proxies, calibration, microbatch_tokens):
-    from graftrl.policies.hf import UpdateStats
-
     mixture = transfer_mixture("expert", "base", calibration)
     p = policy("llama", optimizer=quick(), microbatch_tokens=microbatch_tokens, logit_elements=600)
     p.update([random_rows(4)], lambda _: Objective((Term(("own",), lambda t: TokenLoss(-t.logprobs_BT)),)))
@@ -219,12 +220,31 @@ def test_rows_constants_reach_the_loss_by_name(policy):
     assert not seen["expert"][1].any()
 
 
-def test_a_model_settings_reference_is_shared_with_scorers_of_its_path(policy, model_folder):
-    from graftrl.policies.config import SamplingSettings
-    from graftrl.policies.hf import HFPolicy
-
+@pytest.mark.parametrize("lora", [None, LoraSettings(rank=2)])
+def test_a_models_reference_is_shared_with_scorers_of_its_path(model_folder, lora):
     store, folder = FrozenWeights(), str(model_folder("llama"))
-    p = HFPolicy("m", ModelSettings(path=folder, device="cpu"), SamplingSettings(), frozen=store)
+    p = HFPolicy("m", ModelSettings(path=folder, device="cpu", lora=lora), SamplingSettings(), frozen=store)
     scorer = store.model("base", ScorerSettings(path=folder, device="cpu"))
     assert p.reference is scorer
-    assert p.reference.passes.loaded.causal_lm is not p.loaded.causal_lm
+    assert (p.reference.passes.loaded.causal_lm is p.loaded.causal_lm) == (lora is not None)
+
+
+def test_the_sampled_gradient_over_all_tokens_is_the_full_one(policy, proxies):
+    """Exactly, through the real update: every token of the vocabulary as a one-token response, weighted by its own
+    probability, against one row of the full form."""
+    methods = {e: build_method({"name": "p_opd", "estimator": e, "calibration": 1.5}) for e in ("sampled", "full")}
+    p = policy("llama", optimizer=quick())
+    p.update([random_rows(4)], lambda _: Objective((Term(("own",), lambda t: TokenLoss(-t.logprobs_BT)),)))
+    prompt = np.array([5, 9, 12])
+    every = [Row("q", prompt, np.array([token]), 1.0, "own", "m") for token in range(VOCABULARY)]
+    for row, own in zip(every, p.score(every), strict=True):
+        row.old_logprobs, row.advantages = own, float(np.exp(own[0])) * VOCABULARY  # the mean is over all tokens
+    for name, proxy in proxies.items():
+        for row, values in zip(every, proxy.logprobs(every), strict=True):
+            row.constants[name] = values
+    one = replace(every[0], advantages=1.0, constants={}, contexts=dict.fromkeys(proxies, prompt))
+    p._accumulate(every, methods["sampled"].objective(0), UpdateStats(), proxies)
+    sampled = [q.grad.clone() for q in p.parameters]
+    p._accumulate([one], methods["full"].objective(0), UpdateStats(), proxies)
+    for got, wanted in zip(sampled, (q.grad for q in p.parameters), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-6)

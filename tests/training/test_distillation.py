@@ -191,6 +191,23 @@ def test_an_expert_may_be_the_adapter_of_a_lora_run(alone, content, pair, tmp_pa
     assert line["models"]["A"]["token_means"]["signal"] != 0.0
 
 
+@pytest.mark.parametrize("estimator", ["sampled", "full"])
+def test_a_lora_target_is_held_near_its_own_base(estimator, alone, pair, expert, new_run):
+    """The reference is the base without the adapter: at the first step the two agree, and the base serves as the
+    proxy's too."""
+    lora = {"A": {"path": pair["A"], "lora": {"rank": 2}, "optimizer": {"lr": 0.05}}}
+    scorers = {"expert": {"path": expert}, "base": {"path": pair["A"]}}
+    content = alone({"name": "p_opd", "estimator": estimator}, models=lora, scorers=scorers)
+    run = run_recipe({**content, "training": {**TRAINING, "steps": 2}}, new_run)
+    first, second = (line["models"]["A"] for line in run.read_metrics())
+    assert first["grad_norm"] > 0 and second["grad_norm"] > 0
+    if estimator == "sampled":
+        moved = [of_model["token_means"]["from_reference"] for of_model in (first, second)]
+        assert abs(moved[0]) < 1e-5 < abs(moved[1])
+    engine = loop.prepare(parse_recipe(content, "test")).engine
+    assert engine.scorers["base"].model is engine.policies["A"].reference
+
+
 # Refusals -------------------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""The laboratory's transfer: a proxy of 43,000 weights explores, a target of 91,000 with its tokenizer learns from it.
+"""The laboratory's transfer: a proxy of 42,000 weights explores, a target of 91,000 with its tokenizer learns from it.
 
 Proxy and target are strong in disjoint families. A second target, of another architecture and tokenizer, continues the
 sequence. `python -m graftrl.lab.transfer` puts all three, warmed up, where recipes/transfer-lab.yaml finds them.

@@ -111,10 +111,9 @@ class FrozenWeights:
         Raises:
             ModelError: as `load`; an adapter that is missing, or that changes more than can be switched off.
         """
-        device = find_device(settings.device)
-        place, adapter = (resolve(name, settings), str(device)), getattr(settings, "adapter", None) or ""
-        key = (place, adapter, settings.dtype)
+        place, adapter, _ = key = _identity(name, settings)
         if key not in self._models:
+            device = find_device(settings.device)
             if place not in self._loaded:
                 self._loaded[place] = load(name, settings, device)
             if adapter:
@@ -125,10 +124,11 @@ class FrozenWeights:
             self._models[key] = model
         return self._models[key]
 
-    def adopt(self, model: FrozenModel) -> FrozenModel:
-        """Another model that is to forget with the others."""
+    def adopt(self, model: FrozenModel, name: str, settings: WeightsSettings) -> None:
+        """A model that is in memory already, such as the base of one that trains an adapter: it serves whoever asks for
+        these settings without an adapter, and forgets with the others."""
         self._adopted.append(model)
-        return model
+        self._models.setdefault(_identity(name, settings), model)
 
     def forget(self) -> None:
         for model in (*self._models.values(), *self._adopted):
@@ -165,6 +165,12 @@ class FrozenWeights:
             raise ModelError(f"{where}: cannot load {folder}: {str(error).splitlines()[0]}") from error
         if type(loaded.causal_lm.get_output_embeddings()) is not torch.nn.Linear:
             raise ModelError(f"{where}: {folder} adapts the output head, which must stay a plain matrix")
+
+
+def _identity(name: str, settings: WeightsSettings) -> tuple[Place, str, str]:
+    """What tells readings of weights apart: place, adapter ("" for none), precision."""
+    place = (resolve(name, settings), str(find_device(settings.device)))
+    return place, getattr(settings, "adapter", None) or "", settings.dtype
 
 
 def _adapter_name(folder: str) -> str:

@@ -115,6 +115,9 @@ class HFPolicy:
             self._restore(checkpoint)
         self.sequences_type: type[TransformersSequences] | type[LlamaSequences] = TransformersSequences
         self.passes = Passes(self.loaded, settings, self.device)
+        if settings.lora is not None:  # no copy, and scorers of this path can read it too
+            self._reference = FrozenModel(self.passes, self.saver.disable_adapter)
+            self._frozen.adopt(self._reference, name, settings)
         with self._evaluating():
             self._choose_faster_passes()
 
@@ -192,10 +195,7 @@ class HFPolicy:
     def reference(self) -> FrozenModel:
         """The model as it was before training; loaded when it is first asked for."""
         if self._reference is None:
-            if self.settings.lora is not None:
-                self._reference = self._frozen.adopt(FrozenModel(self.passes, self.saver.disable_adapter))
-            else:
-                self._reference = self._frozen.model(self.name, self.settings)
+            self._reference = self._frozen.model(self.name, self.settings)
         return self._reference
 
     def generation_gap(self, rows: Sequence[Row]) -> float:
