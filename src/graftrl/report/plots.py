@@ -77,7 +77,7 @@ def learning_curves(runs: Sequence[Run]) -> Any:
         column[0].set(title=f"model {model}")
         _step_axis(*column)
     for axis in (axis for column in columns for axis in column):
-        axis.set_ylim(0, 1)
+        axis.set_ylim(0, 1.03)
     for axis, label in zip(columns[0], ("training reward", "validation pass@1"), strict=False):
         axis.set_ylabel(label)
     _legend(figure, columns[0][0])
@@ -244,7 +244,7 @@ def score_by_cost(runs: Sequence[Run]) -> Any:
             best = here.filter("best")
             axis.plot(best[cost], best["pass_at_1"], "*", color=color, markersize=12, markeredgecolor=INK,
                       markeredgewidth=0.6, zorder=3)  # fmt: skip
-        axis.set(xlabel=label, ylim=(0, 1))
+        axis.set(xlabel=label, ylim=(0, 1.03))
         axis.set_xlim(left=0)
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))  # 200k, 1.2M
     axes[0].set_ylabel("validation pass@1")
@@ -397,7 +397,7 @@ def stacked(count: int, rows: int, size: tuple[float, float] | None = None) -> t
 
     size: of a panel in inches.
     """
-    across = max(1, min(count, _ACROSS))
+    across = 2 if count == 4 else max(1, min(count, _ACROSS))
     blocks = max(1, math.ceil(count / across))
     width, height = size or _PANEL
     figure, grid = panel_grid(rows * blocks, across, (width * max(across, 2), height * rows * blocks))
