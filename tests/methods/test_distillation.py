@@ -14,6 +14,7 @@ from graftrl.exchange.spans import total
 from graftrl.methods import build_method
 from graftrl.methods.distillation import SPAN, in_tokens_of, read_by
 from graftrl.methods.extensions import UsesScorers
+from graftrl.methods.opd_urm import OUTCOME
 from graftrl.objective import TokenBatch
 from graftrl.rollout import Response
 
@@ -262,7 +263,7 @@ def test_the_full_form_trains_on_the_expected_signal(groups, step, name, estimat
     (gradient,) = torch.autograd.grad(loss[tokens.mask_BT].sum(), expected)
     if name == "opd_urm":
         teacher = tokens.constants["teacher"]
-        kept = tokens.constants["outcome"] * (teacher - tokens.logprobs_BT.detach()) > 0
+        kept = tokens.constants[OUTCOME] * (teacher - tokens.logprobs_BT.detach()) > 0
         assert torch.equal(gradient, -(kept & tokens.mask_BT).double())
     else:
         assert torch.equal(gradient, -tokens.mask_BT.double())

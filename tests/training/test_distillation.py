@@ -224,6 +224,7 @@ def test_recipes_that_cannot_work_are_refused_before_a_model_loads(alone, scorer
     assert "a model and of a scorer" in refused(alone({"name": "opd", "teacher": "A"}, scorers={"A": one["expert"]}))
     assert "did you mean 'context'" in refused(alone("opd", scorers={"teacher": {"path": "x", "contxt": "hint"}}))
     assert "none of plain, hint, solution" in refused(alone("opd", scorers={"teacher": {"path": "x", "context": "?"}}))
+    assert "method.teacher: String should match" in refused(alone({"name": "opd", "teacher": "@reference"}))
     teacher = {"teacher": {"path": pair["A"]}}
     assert "needs the responses of 'teacher'" in refused(alone("rstg", scorers=teacher))
     assert "calibration" in refused(alone({"name": "p_opd", "calibration": -1}, scorers=scorers("p_opd")))

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from graftrl.methods.distillation import SPAN, Distillation, DistillationSettings
+from graftrl.methods.distillation import SPAN, Distillation, DistillationSettings, ScorerName
 from graftrl.objective import TokenBatch
 from graftrl.objective.distillation import LogMixture, span_sums, view_consensus
 from graftrl.settings import Settings
@@ -24,7 +24,7 @@ class AVSDSettings(DistillationSettings):
 
     name: str = "avsd"
     estimator: Literal["sampled"] = "sampled"
-    views: list[str] = Field(["view1", "view2"], min_length=1)
+    views: list[ScorerName] = Field(["view1", "view2"], min_length=1)
 
     @field_validator("views")
     @classmethod

@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -30,7 +30,8 @@ from graftrl.objective.terms import TokenLoss
 from graftrl.rollout import Group, Prompt, Row
 from graftrl.settings import Settings
 
-SPAN = "span"  # in a row's constants: which byte span each token belongs to
+ScorerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
+SPAN = "@span"  # in a row's constants: which byte span each token belongs to
 
 
 class DistillationSettings(Settings):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from graftrl.methods.distillation import Distillation, DistillationSettings
+from graftrl.methods.distillation import Distillation, DistillationSettings, ScorerName
 from graftrl.objective.distillation import LogMixture
 from graftrl.settings import Settings
 
@@ -16,7 +16,7 @@ class OPDSettings(DistillationSettings):
     """teacher: name of the scorer."""
 
     name: str = "opd"
-    teacher: str = "teacher"
+    teacher: ScorerName = "teacher"
 
 
 class OPD(Distillation):

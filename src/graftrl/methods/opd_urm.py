@@ -18,7 +18,7 @@ from graftrl.objective import TokenBatch
 from graftrl.objective.distillation import agrees
 from graftrl.settings import Settings
 
-OUTCOME = "outcome"
+OUTCOME = "@outcome"
 
 
 class OPDURMSettings(OPDSettings):

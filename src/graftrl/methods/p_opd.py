@@ -16,7 +16,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from graftrl.methods.base import CodecLike
-from graftrl.methods.distillation import Distillation, DistillationSettings
+from graftrl.methods.distillation import Distillation, DistillationSettings, ScorerName
 from graftrl.objective.distillation import transfer_mixture
 from graftrl.settings import Settings
 
@@ -26,8 +26,8 @@ class POPDSettings(DistillationSettings):
     larger is more conservative."""
 
     name: str = "p_opd"
-    expert: str = "expert"
-    base: str = "base"
+    expert: ScorerName = "expert"
+    base: ScorerName = "base"
     calibration: float = Field(1.0, ge=0)
 
 

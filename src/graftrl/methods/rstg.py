@@ -31,6 +31,7 @@ from graftrl.methods.base import (
 from graftrl.methods.distillation import (
     Candidate,
     DistillationSettings,
+    ScorerName,
     check_tokenizers,
     gated,
     policy_gradient,
@@ -52,7 +53,7 @@ class RSTGSettings(ClipSettings, DistillationSettings):
     besides GRPO's. single_minibatch: off, as in GRPO."""
 
     name: str = "rstg"
-    teacher: str = "teacher"
+    teacher: ScorerName = "teacher"
     top_share: float = Field(0.2, gt=0, le=1)
     opd_coefficient: float = Field(1.0, ge=0)
     sft_coefficient: float = Field(0.1, ge=0)

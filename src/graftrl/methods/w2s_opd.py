@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from graftrl.methods.distillation import Distillation, DistillationSettings
+from graftrl.methods.distillation import Distillation, DistillationSettings, ScorerName
 from graftrl.objective.distillation import transfer_mixture
 from graftrl.settings import Settings
 
@@ -20,8 +20,8 @@ class W2SOPDSettings(DistillationSettings):
     """positive, negative: names of the scorers. strength: alpha, how far the direction is followed."""
 
     name: str = "w2s_opd"
-    positive: str = "positive"
-    negative: str = "negative"
+    positive: ScorerName = "positive"
+    negative: ScorerName = "negative"
     strength: float = Field(1.0, gt=0)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-REFERENCE = "reference"  # in a mixture: the trained model's own frozen start
+REFERENCE = "@reference"  # in a mixture: the trained model's own frozen start; no scorer can have this name
 
 
 @dataclass(frozen=True)
