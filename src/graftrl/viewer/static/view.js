@@ -10,6 +10,7 @@ const byId = (id) => document.getElementById(id);
 let runs = [];
 let heat = true;
 let asked = { list: 0, prompt: 0 }; // the newest question of each kind; answers to older ones are dropped
+const problems = {}; // what went wrong when a kind of question was asked last
 let around = null; // the prompts before and after the one that is shown
 let shownBefore = false; // whether any prompt was; the first one does not scroll the page
 
@@ -69,8 +70,10 @@ async function ask(path, extra = {}) {
   } catch {
     answer = { error: "no answer; does graftrl view still run?" };
   }
-  byId("error").hidden = !answer.error;
-  byId("error").textContent = answer.error || "";
+  problems[path] = answer.error || "";
+  const told = [...new Set(Object.values(problems).filter(Boolean))].join("; ");
+  byId("error").hidden = !told;
+  byId("error").textContent = told;
   return answer.error ? null : answer;
 }
 
@@ -140,6 +143,7 @@ async function showPrompt() {
   const mine = ++asked.prompt;
   around = null;
   if (!now.get("prompt") || !now.get("step")) {
+    problems.prompt = "";
     byId("prompt").replaceChildren(); // until the list has come, whose first prompt is shown
     return;
   }
@@ -317,11 +321,9 @@ function search() {
   const changes = Object.fromEntries(FILTERS.map((name) => [name, byId(name).value.trim()]));
   const next = { ...changes, page: null, step: null, prompt: null };
   const before = location.hash;
+  listed = null; // also the same search again: it finds what a run has added since
   go(next);
-  if (location.hash === before) {
-    listed = null; // the same search again: what a run has added since
-    render();
-  }
+  if (location.hash === before) render();
 }
 
 async function start() {
