@@ -306,6 +306,22 @@ def test_the_peers_rewards_are_verified_anew_and_what_they_log_is_not_counted(ma
     assert not trainer._pending_extra_logs and not trainer._pending_metrics
 
 
+def test_reward_functions_see_a_peers_response_as_one_of_the_models_own(make_trainer, write_log, peer_groups, group):
+    seen = {}
+
+    def keep(prompts, completions, completion_ids, **_):
+        seen.update({(p, c): ids for p, c, ids in zip(prompts, completions, completion_ids, strict=True)})
+        return verify(completions)
+
+    cut = group("B", 1, words(1, 2)[:1] + ["A:1"] * 3, stopped=False)
+    trainer = make_trainer(peers={"B": {"log": write_log({1: [*peer_groups[:2], cut]})}}, reward_funcs=keep)
+    grpo_trains(trainer)
+    encode = trainer._tokenizer.encode
+    text = PEER[0][0]
+    assert seen[TEXTS[0], text] == [*encode(text, add_special_tokens=False), trainer._tokenizer.eos_token_id]
+    assert seen[TEXTS[1], "A:1"] == encode("A:1", add_special_tokens=False)  # cut at the limit: no EOS
+
+
 def test_rewards_other_than_0_and_1_are_refused_by_the_methods_rule(make_trainer, write_log, peer_groups):
     trainer = make_trainer(
         peers={"B": {"log": write_log({1: peer_groups})}},

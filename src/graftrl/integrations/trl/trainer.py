@@ -42,7 +42,7 @@ from graftrl.methods import GRAFT, PRESETS, StepContext
 from graftrl.methods.base import Exchange
 from graftrl.objective import clipped
 from graftrl.policies.loading import switch_off_dropout
-from graftrl.rollout import Group, Prompt, Row
+from graftrl.rollout import Group, Prompt, Response, Row
 from graftrl.seeds import derive_seed, generator
 from graftrl.training.peers import Remembered, StoredPeer, peer_metrics
 
@@ -212,12 +212,12 @@ class GraftTrainer(GRPOTrainer):  # type: ignore[misc]
         inputs = [dict(example_of[group.prompt.id]) for group, _ in responses]
         chat = not isinstance(inputs[0]["prompt"], str)
         texts = [response.text for _, response in responses]
-        ids = [encode_response(text, self._codec.tokenizer) for text in texts]
+        ids = [self._completion_ids(response) for _, response in responses]
         per_function = self._calculate_rewards(
             inputs,
             [example["prompt"] for example in inputs],
             [[{"role": "assistant", "content": text}] for text in texts] if chat else texts,
-            [[] if isinstance(found, Rejected) else found for found in ids],
+            ids,
         )
         self._pending_extra_logs.clear()  # what reward functions log is about this step's own completions
         self._pending_metrics.clear()
@@ -227,6 +227,12 @@ class GraftTrainer(GRPOTrainer):  # type: ignore[misc]
             contradicted += response.reward != reward
             response.reward = None if np.isnan(reward) else reward
         return [group for group in groups if all(r.reward is not None for r in group.responses)], contradicted
+
+    def _completion_ids(self, response: Response) -> list[int]:
+        """A peer's response in this model's tokens, as reward functions see their own: with an EOS if it stopped."""
+        found = encode_response(response.text, self._codec.tokenizer)
+        eos = [self._codec.eos_id] if response.finish_reason == "stop" else []
+        return eos if isinstance(found, Rejected) else [*found, *eos]
 
     def _microbatches(self, rows: Sequence[Row], prompts: int, step: int) -> list[dict[str, Any]]:
         """The method's minibatches, each cut into `gradient_accumulation_steps` parts; some may be empty."""

@@ -1,0 +1,109 @@
+"""The Python of the guides runs as it is printed, from top to bottom, in a fresh folder."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+
+from graftrl.lab.cache import SHIPPED
+from graftrl.logs.reader import RolloutLog
+
+ROOT = Path(__file__).parents[2]
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+
+def blocks(page):
+    """Python blocks in order; one whose first line names a file, such as `# task.py`, with that name."""
+    found = []
+    for code in re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.DOTALL | re.MULTILINE):
+        name = re.match(r"# (\w+\.py)\n", code)
+        found.append((name and name[1], code))
+    return found
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder as `make quickstart` leaves it, as far as the guides use it."""
+    for name in "AB":
+        shutil.copytree(next(SHIPPED.glob(f"{name}-*")), tmp_path / "runs" / "lab-cache" / name)
+    (tmp_path / "recipes").mkdir()
+    shutil.copy(ROOT / "recipes" / "quickstart.yaml", tmp_path / "recipes")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield tmp_path
+    torch.set_num_threads(threads)
+    for name in ("task", "pair"):
+        sys.modules.pop(name, None)
+
+
+def run(page, place):
+    """Execute the page in one namespace; blocks that are files are written instead. Returns the files."""
+    namespace = {"__name__": "__main__"}
+    files = {}
+    for name, code in blocks(page):
+        if name:
+            (place / name).write_text(code)
+            files[name] = code
+        else:
+            exec(compile(code, page, "exec"), namespace)
+    return files
+
+
+def test_python(place, capsys):
+    run("how-to/python.md", place)
+    out = capsys.readouterr().out
+    assert "graft on A, B, step 4" in out and "after 0" in out and "temperature" in out
+    assert "{'A': {'p': 'B'}, 'B': {'q': 'A'}}" in out
+
+
+def test_trl(place, capsys):
+    """Both ways to a peer: the log of a run that is over, and the same script side by side, here in two threads."""
+    pytest.importorskip("trl")
+    files = run("how-to/trl.md", place)
+    log = RolloutLog(place / "runs" / "trl-B")
+    assert log.models == ("B",) and log.steps("B") == [1, 2, 3]
+    exchange = pl.read_parquet(place / "runs" / "trl-A" / "exchange" / "*.parquet")
+    assert "admitted" in set(exchange["status"]) and "admitted" in capsys.readouterr().out
+    assert "sys.argv[1:]" in files["pair.py"]
+
+    def side(names):
+        exec(compile(files["pair.py"].replace("sys.argv[1:]", repr(names)), "pair.py", "exec"), {})
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(side, (("A", "B"), ("B", "A")), timeout=120))
+    for name in "AB":
+        assert RolloutLog(place / "runs" / "pair" / name).steps(name) == [1, 2, 3]
+
+
+@pytest.mark.slow
+def test_trl_in_two_processes(place):
+    pytest.importorskip("trl")
+    for name, code in blocks("how-to/trl.md"):
+        if name:
+            (place / name).write_text(code)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(place)}
+    sides = [
+        subprocess.Popen([sys.executable, "pair.py", *names], env=environment, stderr=subprocess.PIPE, text=True)
+        for names in ("AB", "BA")
+    ]
+    for process in sides:
+        _, err = process.communicate(timeout=300)
+        assert process.returncode == 0, err[-2000:]
+        assert "GOES ON ALONE" not in err
+    for name in "AB":
+        assert RolloutLog(place / "runs" / "pair" / name).steps(name) == [1, 2, 3]
+
+
+def test_every_guide_that_is_linked_exists():
+    for page in (ROOT / "docs").rglob("*.md"):
+        for link in re.findall(r"\]\(([^)#:]+\.(?:md|png|svg))\)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page}: {link}"
