@@ -6,14 +6,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, field_serializer, field_validator, model_validator
 
 from graftrl.errors import ConfigError
 from graftrl.logs.config import PeerSettings
-from graftrl.methods import Method, build_method
+from graftrl.methods import METHODS, Method, build_method
 from graftrl.methods.extensions import UsesScorers
 from graftrl.policies.config import ModelSettings, SamplingSettings, ScorerSettings
 from graftrl.settings import Settings
@@ -300,10 +300,14 @@ def _suggestion(location: tuple[int | str, ...]) -> str:
 
 
 def _settings_models() -> list[type[BaseModel]]:
+    """What a recipe is made of, the settings of all methods included."""
     found: list[type[BaseModel]] = []
-    todo: list[type[BaseModel]] = [Settings]
+    todo: list[Any] = [Recipe, *(method.settings_type for method in METHODS.values())]
     while todo:
         current = todo.pop()
-        found.append(current)
-        todo += current.__subclasses__()
+        if not (isinstance(current, type) and issubclass(current, BaseModel)):
+            todo += get_args(current)
+        elif current not in found:
+            found.append(current)
+            todo += [field.annotation for field in current.model_fields.values()]
     return found
