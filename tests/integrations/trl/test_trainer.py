@@ -8,7 +8,8 @@ from datasets import Dataset
 from trl_scripts import RIGHT, TEXTS, N, load, prompt, says, verify, words
 
 from graftrl.errors import ConfigError, DataError
-from graftrl.integrations.trl import GraftTrainer
+from graftrl.integrations.trl import GraftConfig, GraftTrainer
+from graftrl.integrations.trl import trainer as trainer_module
 from graftrl.logs.reader import RolloutLog
 from graftrl.methods import StepContext, build_method
 from graftrl.policies.config import ModelSettings, SamplingSettings
@@ -273,6 +274,56 @@ def test_trains_to_the_end_with_metrics_a_log_and_what_became_of_every_response(
     exchange = pl.read_parquet(tmp_path / "run" / "exchange" / "*.parquet")
     assert exchange.filter(step=1)["status"].to_list().count("admitted") == 6
     assert set(exchange["source_step"]) == {1} and set(exchange["receiver"]) == {"A"}
+
+
+def test_lora_checkpointing_bfloat16_evaluation_and_streams_work_as_in_trl(make_trainer, write_log, peer_groups, pair):
+    """TRL's defaults that the other tests switch off: gradient checkpointing and bfloat16."""
+    from peft import LoraConfig
+
+    data = Dataset.from_dict({"prompt": TEXTS})
+    trainer = make_trainer(
+        peers={"B": {"log": write_log({1: peer_groups}), "match": "prompt"}},
+        data=data.to_iterable_dataset(),
+        config={
+            "bf16": True, "gradient_checkpointing": True, "graft_method": "graft-no-gate", "max_steps": 2,
+            "eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4,
+        },
+        eval_dataset=data,
+        peft_config=LoraConfig(r=2, lora_dropout=0.5, target_modules=["q_proj"]),
+    )  # fmt: skip
+    says(trainer, OWN)
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    trainer.train()
+    changed = {name for name, p in trainer.model.named_parameters() if not torch.equal(p, before[name])}
+    assert changed and all("lora_" in name for name in changed)
+    kinds = [kind for inputs in trainer._buffered_inputs for kind in inputs["graft_kinds"]]
+    assert kinds.count("grafted") == 2 * N
+    assert any("eval_loss" in line for line in trainer.state.log_history)
+
+
+def test_dropout_is_off_so_that_ratios_begin_at_1(pair, arguments):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(pair["B"], dtype=torch.float32, attn_pdrop=0.5, resid_pdrop=0.5)
+    pieces = {**load(pair["B"]), "model": model}
+    trainer = GraftTrainer(
+        reward_funcs=verify,
+        args=GraftConfig(**arguments()),
+        train_dataset=Dataset.from_dict({"prompt": TEXTS}),
+        **pieces,
+    )
+    for inputs in grpo_trains(trainer, [words(i, 1) for i in range(4)])[:2]:
+        trainer._compute_loss(trainer.model, inputs)
+    assert trainer._metrics["train"]["graft/clip_ratio/own"] == [0.0, 0.0]
+
+
+def test_its_arguments_come_from_a_command_line_too(tmp_path):
+    from transformers import HfArgumentParser
+
+    flags = ["--output_dir", str(tmp_path), "--graft_options", '{"threshold": 0.7}', "--bf16", "False"]
+    (config,) = HfArgumentParser(GraftConfig).parse_args_into_dataclasses(flags)
+    assert config.graft_options == {"threshold": 0.7} and config.epsilon_high == 0.28
+    assert trainer_module._method_of(config).settings.threshold == 0.7
 
 
 def test_a_log_is_never_written_over_by_a_new_run(make_trainer, tmp_path):
