@@ -8,6 +8,8 @@ from typing import Protocol
 
 from graftrl.rollout import FinishReason, Prompt
 
+TIME_LIMIT = "time limit"  # how a reason begins that says so
+
 
 @dataclass(frozen=True, slots=True)
 class Grade:
@@ -18,7 +20,11 @@ class Grade:
 
 
 class Verifier(Protocol):
-    """Grades one response. Must be picklable: it runs in a worker process unless the task says `in_process`."""
+    """Grades one response. Must be picklable: it runs in a worker process unless the task says `in_process`.
+
+    One with a clock of its own says in an attribute `limit_s` after how many seconds it has answered at the latest; the
+    pool waits as long, and its reason for a response that ran out of time is `TIME_LIMIT`.
+    """
 
     def __call__(self, prompt: Prompt, response: str, finish_reason: FinishReason) -> Grade: ...
 

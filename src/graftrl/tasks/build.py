@@ -10,7 +10,17 @@ from graftrl.lab.programs import HiddenProgramsConfig, build_hidden_programs
 from graftrl.rollout import Prompt
 from graftrl.tasks.base import Task, Verifier
 from graftrl.tasks.boxes import BoxError, last_box
-from graftrl.tasks.config import DataSource, FunctionConfig, MathConfig, ProblemTemplate, ReasoningGymConfig
+from graftrl.tasks.code.layouts import problem_of, read_problems
+from graftrl.tasks.code.sandbox import Sandbox
+from graftrl.tasks.code.verifier import CodeVerifier, SolutionCheck
+from graftrl.tasks.config import (
+    CodeConfig,
+    DataSource,
+    FunctionConfig,
+    MathConfig,
+    ProblemTemplate,
+    ReasoningGymConfig,
+)
 from graftrl.tasks.data import drop, load_prompts, refuse_duplicates
 from graftrl.tasks.functions import FunctionVerifier, function_prompts, resolve
 from graftrl.tasks.gym import build_reasoning_gym
@@ -19,7 +29,7 @@ from graftrl.tasks.pool import Item, VerificationPool
 
 _REFERENCE_LIMIT_S = 5.0
 
-AnyTaskConfig = MathConfig | ReasoningGymConfig | FunctionConfig | HiddenProgramsConfig
+AnyTaskConfig = MathConfig | ReasoningGymConfig | FunctionConfig | CodeConfig | HiddenProgramsConfig
 
 
 def build_task(config: AnyTaskConfig) -> Task:
@@ -33,6 +43,8 @@ def build_task(config: AnyTaskConfig) -> Task:
         return build_reasoning_gym(config)
     if isinstance(config, FunctionConfig):
         return _build_function(config)
+    if isinstance(config, CodeConfig):
+        return _build_code(config)
     return build_hidden_programs(config)
 
 
@@ -101,6 +113,47 @@ def _own_prompts(
         refuse_duplicates(prompts, function)
         return prompts, []
     return load_prompts(source, template, "function") if source is not None else ([], [])
+
+
+def _build_code(config: CodeConfig) -> Task:
+    verifier, notes = code_verifier(config)
+    train, train_notes = _code_prompts(config.train, config)
+    validation, validation_notes = _code_prompts(config.validation, config)
+    notes += [*train_notes, *validation_notes, *_overlap(train, validation)]
+    return Task("code", train, validation, verifier, notes=tuple(notes))
+
+
+def code_verifier(config: CodeConfig) -> tuple[CodeVerifier, list[str]]:
+    """The verifier, and notes on a weaker sandbox. Raises ConfigError where the sandbox does not hold."""
+    sandbox = Sandbox(config.memory_mib, config.packages, weaker=config.sandbox == "weaker")
+    opened = sandbox.require()
+    notes = [f"the sandbox is weaker: code of models could {', '.join(opened)}"] if opened else []
+    return CodeVerifier(sandbox, config.time_s, config.max_time_s), notes
+
+
+def _code_prompts(source: DataSource | None, config: CodeConfig) -> tuple[list[Prompt], list[str]]:
+    if source is None:
+        return [], []
+    prompts = read_problems(source, config)
+    faults = {prompt.id: problem_of(prompt).fault for prompt in prompts}
+    first = next((fault for fault in faults.values() if fault), "")
+    kept, notes = drop(prompts, lambda prompt: not faults[prompt.id], source.name, first)
+    if not config.check:
+        return kept, notes
+    faults = failing_solutions(kept, code_verifier(config)[0])
+    first = next((fault for fault in faults.values() if fault), "")
+    kept, more = drop(
+        kept, lambda prompt: prompt.id not in faults, source.name, f"a solution of their own that fails: {first}"
+    )
+    return kept, [*notes, *more]
+
+
+def failing_solutions(prompts: Sequence[Prompt], verifier: CodeVerifier) -> dict[str, str]:
+    """The ids of problems whose tests refuse the problem's own solution, and why."""
+    items: list[Item] = [(prompt, "", "stop") for prompt in prompts if problem_of(prompt).solution]
+    with VerificationPool(os.cpu_count() or 1, _REFERENCE_LIMIT_S) as pool:
+        grades = pool.grade(SolutionCheck(verifier), items)
+    return {item[0].id: grade.reason for item, grade in zip(items, grades, strict=True) if grade.reward < 1.0}
 
 
 def _overlap(train: Sequence[Prompt], validation: Sequence[Prompt]) -> list[str]:

@@ -13,7 +13,11 @@ from graftrl.settings import Settings
 
 MATH_SUFFIX = r"Let's think step by step and output the final answer within \boxed{}."
 NAMED_PATTERNS = ("boxed", "tag", "first_integer", "last_integer", "first_line")
-FILE_SUFFIXES = (".jsonl", ".ndjson", ".parquet")
+CODE_TEMPLATE = (
+    "Write a Python function that solves the following problem. Answer with the complete function, and the imports it "
+    "needs, in one ```python block.\n\n{problem}"
+)
+FILE_SUFFIXES = (".jsonl", ".ndjson", ".parquet", ".jsonl.gz")
 
 
 class DataSource(Settings):
@@ -37,7 +41,7 @@ class DataSource(Settings):
     def _one_place(self) -> DataSource:
         if (self.path is None) == (self.hub is None):
             raise ValueError("give either `path` or `hub`")
-        if self.path is not None and self.path.suffix not in FILE_SUFFIXES:
+        if self.path is not None and not self.path.name.endswith(FILE_SUFFIXES):
             raise ValueError(f"{self.path} is none of {', '.join(FILE_SUFFIXES)}")
         return self
 
@@ -48,7 +52,9 @@ class DataSource(Settings):
 
     @property
     def stem(self) -> str:
-        return self.path.stem if self.path is not None else f"{str(self.hub).rpartition('/')[2]}-{self.split}"
+        if self.path is None:
+            return f"{str(self.hub).rpartition('/')[2]}-{self.split}"
+        return Path(self.path.name.removesuffix(".gz")).stem
 
 
 class ProblemTemplate(Settings):
@@ -173,6 +179,43 @@ class FunctionConfig(ProblemTemplate):
         return self
 
 
+class CodeConfig(ProblemTemplate):
+    """Functions to be written in Python, graded by running them against tests in a sandbox.
+
+    layout: of the rows: "evalplus" (HumanEval+ and MBPP+ as released), "humaneval" (also HumanEval+ on the hub), "mbpp"
+        (also MBPP+ on the hub), "fields" (your own, see below), or "auto", by the fields that a row has.
+    tests_field, entry_point_field, setup_field: for "fields", beside `problem_field` and `answer_field` (a solution) of
+        the source. Tests are code that calls the function, or a list of assertions.
+    time_s: seconds that a response may run; longer where the problem's own solution takes more than a quarter of them,
+        but at most max_time_s.
+    memory_mib: address space of each process that runs code of a response.
+    packages: distributions that this code may import besides the standard library.
+    sandbox: "strict" refuses to run where a layer of protection does not hold; "weaker" runs with what there is.
+    check: run the problems' own solutions when the data is loaded, and leave out problems whose tests they fail.
+    """
+
+    kind: Literal["code"] = "code"
+    train: DataSource
+    validation: DataSource | None = None
+    template: str | None = CODE_TEMPLATE
+    layout: Literal["auto", "evalplus", "humaneval", "mbpp", "fields"] = "auto"
+    tests_field: str = "tests"
+    entry_point_field: str = "entry_point"
+    setup_field: str = "setup"
+    time_s: float = Field(default=5.0, gt=0)
+    max_time_s: float = Field(default=60.0, gt=0)
+    memory_mib: int = Field(default=1024, ge=128, le=4096)
+    packages: tuple[str, ...] = ("numpy",)
+    sandbox: Literal["strict", "weaker"] = "strict"
+    check: bool = False
+
+    @model_validator(mode="after")
+    def _limits_in_order(self) -> CodeConfig:
+        if self.time_s > self.max_time_s:
+            raise ValueError(f"time_s ({self.time_s:g}) is more than max_time_s ({self.max_time_s:g})")
+        return self
+
+
 TaskConfig = Annotated[
-    MathConfig | ReasoningGymConfig | FunctionConfig | HiddenProgramsConfig, Field(discriminator="kind")
+    MathConfig | ReasoningGymConfig | FunctionConfig | CodeConfig | HiddenProgramsConfig, Field(discriminator="kind")
 ]

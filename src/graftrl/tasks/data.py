@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,10 +29,7 @@ def read_prompts(source: DataSource, template: ProblemTemplate, task: str) -> li
     Raises DataError for an unreadable file or row, a missing field, a duplicate id or an empty data set; ConfigError
     when reading needs a package that is not installed.
     """
-    rows = list(numbered_rows(source))
-    if source.limit is not None and source.limit < len(rows):
-        kept = sorted(random.Random(source.seed).sample(range(len(rows)), source.limit))
-        rows = [rows[index] for index in kept]
+    rows = chosen_rows(source)
     has_ids = any(source.id_field in row for _, row in rows)
     prompts = [_prompt(source, template, task, number, row, has_ids) for number, row in rows]
     if not prompts:
@@ -84,6 +83,15 @@ def _prompt(source: DataSource, template: ProblemTemplate, task: str, number: in
     )
 
 
+def chosen_rows(source: DataSource) -> list[tuple[int, Row]]:
+    """Rows with their number, as many as the source's limit says. Raises as `read_prompts`."""
+    rows = list(numbered_rows(source))
+    if source.limit is not None and source.limit < len(rows):
+        kept = sorted(random.Random(source.seed).sample(range(len(rows)), source.limit))
+        rows = [rows[index] for index in kept]
+    return rows
+
+
 def numbered_rows(source: DataSource) -> Iterator[tuple[int, Row]]:
     """Rows with their number, from 1; in a JSONL file the line number."""
     if source.path is None:
@@ -99,7 +107,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line number, object) for every line that is not blank, streaming. Raises DataError naming file and line."""
     number = 0
     try:
-        with path.open("rb") as file:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if not line.strip():
                     continue
@@ -107,7 +115,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 if not isinstance(row, dict):
                     raise DataError(f"{path}, line {number}: not a JSON object but {type(row).__name__}")
                 yield number, row
-    except (ValueError, RecursionError) as error:  # JSON and UTF-8 errors are ValueErrors
+    except (ValueError, RecursionError, EOFError, zlib.error, gzip.BadGzipFile) as error:  # JSON and UTF-8: ValueError
         raise DataError(f"{path}, line {number}: not readable as JSON ({error})") from error
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from error

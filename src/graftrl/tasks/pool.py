@@ -24,7 +24,7 @@ from typing import Any
 
 from graftrl.errors import ConfigError, RunError
 from graftrl.rollout import FinishReason, Group, Prompt
-from graftrl.tasks.base import Grade, Task, Verifier
+from graftrl.tasks.base import TIME_LIMIT, Grade, Task, Verifier
 from graftrl.tasks.worker import grade_guarded
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,8 @@ _START_LIMIT_S = 120.0  # importing a user's module may import a whole framework
 class VerificationPool:
     """Grades responses in `workers` processes; an item that takes longer than `limit_s` seconds scores 0.
 
-    limit_s: wall-clock seconds of grading alone; waiting in the queue and process start do not count.
+    limit_s: wall-clock seconds of grading alone; waiting in the queue and process start do not count. Longer for a
+        verifier with a clock of its own.
     memory_bytes: address-space limit of each worker in bytes; None for no limit.
     outcomes: counts since the pool was opened: "graded", "timeouts", "deaths".
 
@@ -88,18 +89,19 @@ class VerificationPool:
         if not items:
             return []
         blob = _pickled(verifier)
+        limit_s = max(self.limit_s, float(getattr(verifier, "limit_s", 0.0)))
         keys = [(prompt.id, response, finish_reason) for prompt, response, finish_reason in items]
         distinct = dict(zip(keys, items, strict=True))
         with self._lock:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix="verify")
-            graded = self._threads.map(lambda item: self._grade_one(blob, item), distinct.values())
+            graded = self._threads.map(lambda item: self._grade_one(blob, item, limit_s), distinct.values())
             grades = dict(zip(distinct, graded, strict=True))
             self.outcomes["graded"] += len(distinct)
             self.outcomes.update(outcome for _, outcome in grades.values() if outcome)
         return [grades[key][0] for key in keys]
 
-    def _grade_one(self, blob: bytes, item: Item) -> tuple[Grade, str]:
+    def _grade_one(self, blob: bytes, item: Item, limit_s: float) -> tuple[Grade, str]:
         try:
             worker = self._idle.get_nowait()
         except Empty:
@@ -107,7 +109,7 @@ class VerificationPool:
             self._all.add(worker)
         try:
             worker.prepare(blob)
-            return worker.grade(item, self.limit_s)
+            return worker.grade(item, limit_s)
         finally:
             self._idle.put(worker)
 
@@ -174,11 +176,11 @@ class _Worker:
             reward, reason = self._ask(("grade", *item), limit_s)
         except TimeoutError:
             self.kill()
-            return Grade(0.0, f"time limit of {limit_s:g} s"), "timeouts"
+            return Grade(0.0, f"{TIME_LIMIT} of {limit_s:g} s"), "timeouts"
         except (EOFError, OSError):
             self.kill()
             return Grade(0.0, "verifier process died"), "deaths"
-        return Grade(reward, reason), ""
+        return Grade(reward, reason), "timeouts" if reason == TIME_LIMIT else ""
 
     def kill(self) -> None:
         """End the process and the children it left in its process group; no-op without one."""
