@@ -20,7 +20,7 @@ quickstart: install
 	.venv/bin/graftrl quickstart
 
 test: install lint
-	OMP_NUM_THREADS=1 .venv/bin/python -m pytest --numprocesses auto --dist loadscope
+	OMP_NUM_THREADS=1 .venv/bin/python -m pytest
 
 lint: install
 	.venv/bin/ruff check .
