@@ -36,10 +36,10 @@ real-pair: install
 # GRPO on a tiny proxy, then P-OPD onto a larger target; again from the start with rm -r runs/transfer-lab runs/proxies/P.
 transfer-lab: install
 	.venv/bin/python -m graftrl.lab.transfer
-	$(RUN)/graftrl train recipes/transfer-lab.yaml --run runs/transfer-lab/proxy
-	$(RUN)/graftrl proxies save runs/transfer-lab/proxy --out runs/proxies/P
-	$(RUN)/graftrl proxies list runs/proxies
-	$(RUN)/graftrl transfer --proxy runs/proxies/P --target runs/lab-cache/A --estimator full \
+	.venv/bin/graftrl train recipes/transfer-lab.yaml --run runs/transfer-lab/proxy
+	.venv/bin/graftrl proxies save runs/transfer-lab/proxy --out runs/proxies/P
+	.venv/bin/graftrl proxies list runs/proxies
+	.venv/bin/graftrl transfer --proxy runs/proxies/P --target runs/lab-cache/A --estimator full \
 		method.single_minibatch=false --run runs/transfer-lab/target
 
 bench: install
