@@ -15,8 +15,10 @@ from graftrl.evaluation.benchmarks import KNOWN, BenchmarkOptions, find_benchmar
 from graftrl.tasks import data
 from graftrl.tasks.config import MATH_SUFFIX
 from graftrl.tasks.math import MathVerifier
+from graftrl.tasks.pool import VerificationPool
 
 ROWS = [{"id": "a", "problem": "1+1?", "answer": "2"}, {"id": "b", "problem": "a half?", "answer": r"\frac12"}]
+MATH = [name for name, known in KNOWN.items() if known.kind == "math"]
 
 
 def load(*names: object, **options: object):
@@ -29,15 +31,16 @@ def test_known_benchmarks_have_their_published_sizes(shared_data, monkeypatch):
     sizes = {b.name: len(b.prompts) for b in found}
     assert sizes == {**{name: known.problems for name, known in KNOWN.items()}, "olympiadbench": 675}
     assert [sizes[name] for name in ("math500", "aime2024", "aime2025", "amc23", "minerva")] == [500, 30, 30, 40, 272]
+    assert (sizes["humaneval+"], sizes["mbpp+"]) == (164, 378)
     (note,) = [note for b in found for note in b.notes]
     assert note.endswith("has 675 problems, the published benchmark 674; scores do not compare exactly")
-    assert all({prompt.task for prompt in b.prompts} == {b.name} and b.kind == "math" for b in found)
+    assert all({prompt.task for prompt in b.prompts} == {b.name} and b.kind == KNOWN[b.name].kind for b in found)
     first = found[0].prompts[0]
     assert first.id == "test/precalculus/807.json" and first.reference == r"\left( 3, \frac{\pi}{2} \right)"
     assert first.messages[-1]["content"].endswith(MATH_SUFFIX)
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", MATH)
 def test_the_hub_is_asked_with_the_fields_of_the_table(monkeypatch, name):
     known, asked = KNOWN[name], []
 
@@ -51,6 +54,27 @@ def test_the_hub_is_asked_with_the_fields_of_the_table(monkeypatch, name):
     assert (source.hub, source.subset, source.split) == (known.hub, known.subset, known.split)
     assert [(prompt.id, prompt.reference) for prompt in found.prompts] == [("7", "2")]
     assert f"the published benchmark {known.problems}" in found.notes[0]
+
+
+PROGRAM = {
+    "task_id": 3, "prompt": "Write a function to double a number.", "code": "def twice(x): return 2 * x",
+    "test_imports": [], "test_list": ["assert twice(2) == 4"], "test": "assert twice(3) == 6",
+}  # fmt: skip
+
+
+def test_programming_benchmarks_are_graded_by_running_them(monkeypatch):
+    asked, rows = [], [PROGRAM, {**PROGRAM, "task_id": 4, "test_list": [], "test": ""}]
+    monkeypatch.setattr(data, "_hub_rows", lambda source: asked.append(source) or iter(rows))
+    (found,) = load("mbpp+", template="Do: {problem}")
+    assert (asked[0].hub, asked[0].split, found.kind) == ("evalplus/mbppplus", "test", "code")
+    assert [prompt.id for prompt in found.prompts] == ["3", "4"] and found.unusable == ("4",)
+    assert found.prompts[0].text.startswith("Do: Write a function to double a number.\nYour function must pass")
+    code = ("def twice(x): return x + x", "def twice(x): return x")
+    with VerificationPool(1, 20.0) as pool:
+        grades = pool.grade(found.verifier, [(found.prompts[0], f"```python\n{text}\n```", "stop") for text in code])
+    assert [grade.reward for grade in grades] == [1.0, 0.0]
+    again = reopen("mbpp+", json.loads(json.dumps(found.record())), found.prompts)
+    assert (again.prompts, again.verifier, again.unusable) == (found.prompts, found.verifier, ("4",))
 
 
 def test_an_unreachable_hub_is_told_with_a_way_out(monkeypatch):

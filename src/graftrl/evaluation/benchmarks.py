@@ -20,8 +20,17 @@ from graftrl.names import file_name
 from graftrl.rollout import Prompt
 from graftrl.tasks import MathVerifier, Task, build_task
 from graftrl.tasks.base import Verifier
-from graftrl.tasks.build import AnyTaskConfig, usable_references, with_final_answer
-from graftrl.tasks.config import FILE_SUFFIXES, MATH_SUFFIX, DataSource, FunctionConfig, MathConfig, ProblemTemplate
+from graftrl.tasks.build import AnyTaskConfig, code_verifier, usable_references, with_final_answer
+from graftrl.tasks.code.layouts import problem_of, read_problems
+from graftrl.tasks.config import (
+    FILE_SUFFIXES,
+    MATH_SUFFIX,
+    CodeConfig,
+    DataSource,
+    FunctionConfig,
+    MathConfig,
+    ProblemTemplate,
+)
 from graftrl.tasks.data import numbered_rows, read_prompts
 from graftrl.tasks.functions import FunctionVerifier
 
@@ -30,7 +39,8 @@ from graftrl.tasks.functions import FunctionVerifier
 class Known:
     """Where the hub has a benchmark and in which fields. problems: of the published benchmark.
 
-    files: further names of a local copy. answer_after: as in `MathBenchmark`.
+    kind: of its task; a "code" task finds its fields by itself. files: further names of a local copy. answer_after: as
+    in `MathBenchmark`.
     """
 
     hub: str
@@ -42,6 +52,7 @@ class Known:
     answer_field: str = "answer"
     files: tuple[str, ...] = ()
     answer_after: str | None = None
+    kind: Literal["math", "code"] = "math"
 
 
 KNOWN: dict[str, Known] = {
@@ -57,6 +68,8 @@ KNOWN: dict[str, Known] = {
         "Hothan/OlympiadBench", 674, split="train", subset="OE_TO_maths_en_COMP", problem_field="question",
         answer_field="final_answer",
     ),
+    "humaneval+": Known("evalplus/humanevalplus", 164, id_field="task_id", files=("HumanEvalPlus",), kind="code"),
+    "mbpp+": Known("evalplus/mbppplus", 378, id_field="task_id", files=("MbppPlus",), kind="code"),
 }  # fmt: skip
 
 
@@ -167,13 +180,18 @@ def task_benchmark(name: str, config: AnyTaskConfig, origin: str) -> Benchmark:
         prompts: Sequence[Prompt] = read_prompts(config.validation, config, name)
         verifier: Verifier = FunctionVerifier(config.verifier)
         in_process, notes = False, tuple[str, ...]()
+    elif isinstance(config, CodeConfig) and config.validation is not None:
+        prompts = read_problems(config.validation, config)
+        verifier, weaker = code_verifier(config)
+        in_process, notes = False, tuple(weaker)
     else:
         task = build_task(config)
         prompts, verifier, in_process, notes = task.validation, task.verifier, task.in_process, task.notes
     if not prompts:
         raise DataError(f"{origin}: the task has no validation prompts")
     own = tuple(replace(prompt, task=name) for prompt in prompts)
-    return Benchmark(name, config.kind, origin, config, own, verifier, in_process, notes=notes)
+    unusable = tuple(p.id for p in own if problem_of(p).fault) if isinstance(config, CodeConfig) else ()
+    return Benchmark(name, config.kind, origin, config, own, verifier, in_process, unusable, notes)
 
 
 def reopen(name: str, record: Mapping[str, Any], logged: Sequence[Prompt]) -> Benchmark:
@@ -216,8 +234,9 @@ def _find(name: str, options: BenchmarkOptions) -> Benchmark:
         return _known(name, KNOWN[name], options)
     if _is_task_file(name):
         return task_benchmark(file_name(path.stem), load_task(path), name)
-    if path.suffix in FILE_SUFFIXES:
-        return _math(file_name(path.stem), _settings(DataSource(path=path, **options.fields), options), name)
+    if path.name.endswith(FILE_SUFFIXES):
+        source = DataSource(path=path, **options.fields)
+        return _math(file_name(source.stem), _settings(source, options), name)
     local = None if options.data is None else _local_copy(options.data, (name,))
     if local is not None:
         return _math(file_name(name), _settings(DataSource(path=local, **options.fields), options), str(local))
@@ -246,7 +265,12 @@ def _known(name: str, known: Known, options: BenchmarkOptions) -> Benchmark:
             raise DataError(f"{options.data}: has no copy of {name}: none of {tried}, nor as .parquet")
         source = DataSource(path=path, **_fields_of_copy(path, known, options))
     try:
-        benchmark = _math(name, _settings(source, options, known.answer_after), source.name)
+        if known.kind == "code":
+            _check_template(options)
+            config = CodeConfig(train=source, validation=source, **options.words)
+            benchmark = task_benchmark(name, config, source.name)
+        else:
+            benchmark = _math(name, _settings(source, options, known.answer_after), source.name)
     except DataError as error:
         if options.data is not None:
             raise
@@ -257,7 +281,7 @@ def _known(name: str, known: Known, options: BenchmarkOptions) -> Benchmark:
         f"{name}: {source.name} has {len(benchmark.prompts)} problems, the published benchmark {known.problems}; "
         "scores do not compare exactly"
     )
-    return replace(benchmark, notes=(note,))
+    return replace(benchmark, notes=(*benchmark.notes, note))
 
 
 def _local_copy(folder: Path, stems: Sequence[str]) -> Path | None:
@@ -274,9 +298,13 @@ def _fields_of_copy(path: Path, known: Known, options: BenchmarkOptions) -> dict
     return {**fields, **options.fields}
 
 
-def _settings(source: DataSource, options: BenchmarkOptions, answer_after: str | None = None) -> MathBenchmark:
+def _check_template(options: BenchmarkOptions) -> None:
     if options.template is not None and "{problem}" not in options.template:
         raise ConfigError(f"--template {options.template!r} must contain {{problem}}")
+
+
+def _settings(source: DataSource, options: BenchmarkOptions, answer_after: str | None = None) -> MathBenchmark:
+    _check_template(options)
     return MathBenchmark(source=source, answer_after=answer_after, **options.words)
 
 

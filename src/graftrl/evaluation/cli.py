@@ -22,8 +22,8 @@ def evaluate(
         list[str] | None,
         typer.Option(
             metavar="NAME_OR_PATH,...",
-            help="math500, aime2024, aime2025, amc23, minerva, gsm8k, olympiadbench; a .jsonl or .parquet file; or a "
-            "YAML file with a task section. Default, for runs: their validation prompts.",
+            help="math500, aime2024, aime2025, amc23, minerva, gsm8k, olympiadbench, humaneval+, mbpp+; a .jsonl or "
+            ".parquet file; or a YAML file with a task section. Default, for runs: their validation prompts.",
             show_default=False,
         ),
     ] = None,
