@@ -6,7 +6,7 @@ import pytest
 
 from graftrl.errors import DataError
 from graftrl.logs.matching import TaskPrompts, text_id
-from graftrl.tasks.config import DataSource, MathConfig
+from graftrl.tasks.config import CodeConfig, DataSource, MathConfig
 
 PROBLEMS = {"a": "What is 1+1?", "b": "What is 1+1? Halve it.", "c": "Name a {prime}."}
 
@@ -70,3 +70,12 @@ def test_repeated_problems_get_the_first_id_and_are_counted(tmp_path):
     found = TaskPrompts(MathConfig(train=DataSource(path=path)))
     (match,) = found.find(["p"])
     assert match is not None and match.prompt.id == "mine-1" and found.repeated == 1
+
+
+def test_problems_of_a_code_task_are_found_by_their_text(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text(json.dumps({"problem": "Write twice(x).", "tests": "assert twice(1) == 2"}) + "\n")
+    task = CodeConfig(train=DataSource(path=path))
+    (match,) = TaskPrompts(task).find(["user: Write twice(x). In Python."])
+    assert match is not None and (match.prompt.id, match.alike) == ("p-1", False)
+    assert match.prompt.messages == task.messages("Write twice(x).")

@@ -12,7 +12,7 @@ from graftrl.errors import DataError
 from graftrl.rollout import Message, Prompt
 from graftrl.tasks import build_task
 from graftrl.tasks.build import AnyTaskConfig
-from graftrl.tasks.config import FunctionConfig, MathConfig
+from graftrl.tasks.config import CodeConfig, FunctionConfig, MathConfig
 
 
 def text_id(messages: Sequence[Message]) -> str:
@@ -39,7 +39,9 @@ class TaskPrompts:
 
     def __init__(self, config: AnyTaskConfig) -> None:
         bare = config
-        templated = isinstance(config, MathConfig) or (isinstance(config, FunctionConfig) and config.prompts is None)
+        templated = isinstance(config, MathConfig | CodeConfig) or (
+            isinstance(config, FunctionConfig) and config.prompts is None
+        )
         if templated:  # the problem as the data set has it; the same ids
             bare = config.model_copy(update={"system": None, "suffix": "", "template": None})
         self._prompts: dict[str, Prompt] = {}
@@ -48,7 +50,7 @@ class TaskPrompts:
             problem = prompt.question[-1]["content"].strip()
             if problem in self._prompts:
                 self.repeated += 1
-            elif isinstance(config, MathConfig | FunctionConfig) and templated:
+            elif isinstance(config, MathConfig | CodeConfig | FunctionConfig) and templated:
                 self._prompts[problem] = replace(prompt, messages=config.messages(prompt.question[-1]["content"]))
             else:
                 self._prompts[problem] = prompt

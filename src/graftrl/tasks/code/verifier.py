@@ -50,7 +50,7 @@ class CodeVerifier:
         program = program_of(problem, response)
         if program is None:
             return Grade(0.0, "no code in the response")
-        known = _expected(problem, self)
+        known = expected_results(problem, self)
         if known.fault:
             return Grade(0.0, f"{_BROKEN}: {known.fault}")
         limit_s = min(max(self.time_s, SLOWER * known.seconds), self.max_time_s)
@@ -120,7 +120,7 @@ class SolutionCheck:
 
     def __call__(self, prompt: Prompt, response: str, finish_reason: FinishReason) -> Grade:
         problem = prompt.metadata[METADATA_FIELD]
-        fault = problem.fault or _expected(problem, self.verifier).fault
+        fault = problem.fault or expected_results(problem, self.verifier).fault
         return Grade(float(not fault), fault or "correct")
 
 
@@ -141,7 +141,8 @@ class Expected:
 _remembered: OrderedDict[tuple[Problem, CodeVerifier], Expected] = OrderedDict()
 
 
-def _expected(problem: Problem, verifier: CodeVerifier) -> Expected:
+def expected_results(problem: Problem, verifier: CodeVerifier) -> Expected:
+    """What the problem's own solution shows; remembered in this process."""
     key = (problem, verifier)
     if key not in _remembered:
         _remembered[key] = _observe(problem, verifier)
