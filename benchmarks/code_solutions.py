@@ -23,11 +23,13 @@ from graftrl.tasks.pool import Item, VerificationPool
 FILES = ("HumanEval", "HumanEvalPlus", "MbppPlus")
 WORKERS = os.cpu_count() or 1
 LAST_WRONG = """
-_right, _calls = {name}, [0]
+_right, _calls, _depth = {name}, [0], [0]
 def {name}(*arguments, **named):
-    _calls[0] += 1
+    _calls[0] += _depth[0] == 0  # a recursive solution calls this one
+    _depth[0] += 1
     value = _right(*arguments, **named)
-    return ["wrong", "wrong"] if _calls[0] == {calls} else value
+    _depth[0] -= 1
+    return ["wrong", "wrong"] if _depth[0] == 0 and _calls[0] == {calls} else value
 """
 
 

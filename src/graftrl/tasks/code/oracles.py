@@ -10,13 +10,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-# Problems of MBPP+ by their function's name; all others are compared for equality.
+# Problems of MBPP+ (version 0.2, 378 problems) by their function's name; all others are compared for equality.
 MBPP_RULES = {
     "check_str": "not none", "text_match_three": "not none", "text_starta_endb": "not none",
     "similar_elements": "same set", "find_char_long": "same set", "common_in_nested_lists": "same set",
     "extract_singly": "same set", "larg_nnum": "same set", "intersection_array": "same set",
     "find_dissimilar": "same set", "Diff": "same set",
-    "are_equivalent": "anything", "sum_div": "or zero", "surface_Area": "pyramid", "digit_distance_nums": "digits",
+    "surface_Area": "pyramid", "digit_distance_nums": "digits",
 }  # fmt: skip
 HUMANEVAL_RULES = {"find_zero": "root"}
 
@@ -74,14 +74,6 @@ def _not_none(atol: float, arguments: Sequence[Any], value: Any, expected: Any) 
     return wanted == (value if isinstance(value, bool) else value is not None)
 
 
-def _or_zero(atol: float, arguments: Sequence[Any], value: Any, expected: Any) -> bool:
-    return bool(value == expected or value == 0)
-
-
-def _anything(atol: float, arguments: Sequence[Any], value: Any, expected: Any) -> bool:
-    return True
-
-
 def _pyramid(atol: float, arguments: Sequence[Any], value: Any, expected: Any) -> bool:
     """Surface of a square pyramid; the text leaves open whether the height is the slant one."""
     edge, height = arguments
@@ -104,6 +96,10 @@ def _root(atol: float, arguments: Sequence[Any], value: Any, expected: Any) -> b
 
 
 _RULES: dict[str, Callable[[float, Sequence[Any], Any, Any], bool]] = {
-    "equal": _equal, "same set": _same_set, "not none": _not_none, "or zero": _or_zero, "anything": _anything,
-    "pyramid": _pyramid, "digits": _digits, "root": _root,
-}  # fmt: skip
+    "equal": _equal,
+    "same set": _same_set,
+    "not none": _not_none,
+    "pyramid": _pyramid,
+    "digits": _digits,
+    "root": _root,
+}
