@@ -6,6 +6,7 @@ import platform
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,13 @@ def test_a_python_that_does_not_start_is_an_error_not_a_silent_zero(program, mon
     monkeypatch.setattr(sys, "executable", program)
     with pytest.raises(ConfigError, match=r"does not run on this machine|can be started: No such file"):
         Sandbox(memory_mib=300).require()
+
+
+def test_a_machine_without_room_for_folders_is_told(monkeypatch, tmp_path):
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+        with pytest.raises(ConfigError, match=r"no folder for code of models in .*nowhere \(No such file"):
+            Sandbox(memory_mib=301).require()
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])

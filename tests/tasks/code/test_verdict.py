@@ -199,6 +199,7 @@ def test_tests_that_are_broken_say_so():
         ("def add(a, b): return a + c", "raised NameError"),
         ("def add(a, b): return a + b if a != 40 else 0", "wrong answer"),
         ("def add(a, b: return a", "not valid Python"),
+        ("def add(a, b):\n        a\n\treturn a", "not valid Python"),
         ("def add(a): return a", "raised TypeError"),
         ("def sum(a, b): return a + b", "the function is missing"),
         ("add = 3", "the function is missing"),

@@ -240,10 +240,15 @@ def _sweep(_: int) -> None:
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix=_SCRATCH)).resolve()
-    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
+        folder = Path(tempfile.mkdtemp(prefix=_SCRATCH)).resolve()
+        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(place, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        raise ConfigError(
+            f"no folder for code of models in {tempfile.gettempdir()} ({error.strerror or error}); TMPDIR names another"
+        ) from error
+    try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -275,11 +280,11 @@ def _package_root(name: str) -> Path:
 
 @lru_cache
 def _probe(sandbox: Sandbox) -> tuple[dict[str, str], list[str]]:
-    with tempfile.TemporaryDirectory() as outside:
-        secret = Path(outside) / "secret"
+    with _folder() as outside:
+        secret = outside / "secret"
         secret.write_text("secret")
         job = {
-            "role": "probe", "secret": str(secret), "outside": outside, "parent": os.getpid(),
+            "role": "probe", "secret": str(secret), "outside": str(outside), "parent": os.getpid(),
             "memory": sandbox.memory_mib * _MIB,
         }  # fmt: skip
         with confined(sandbox, job, limit_s=30.0) as child:

@@ -220,7 +220,11 @@ def _fault_of(kind: bytes, content: Any) -> str:
         name = name if name.isidentifier() and len(name) < 40 else "an exception"
         if fault.get("tests"):
             return f"the tests raise {name}"
-        return "not valid Python" if kind == b"!" and name in ("SyntaxError", "IndentationError") else f"raised {name}"
+        return (
+            "not valid Python"
+            if kind == b"!" and name in ("SyntaxError", "IndentationError", "TabError")
+            else f"raised {name}"
+        )
     return {
         "missing": "the function is missing",
         "wrong": "wrong answer",
