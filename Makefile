@@ -20,7 +20,7 @@ quickstart: install
 	.venv/bin/graftrl quickstart
 
 test: install lint
-	OMP_NUM_THREADS=1 .venv/bin/python -m pytest
+	OMP_NUM_THREADS=1 .venv/bin/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadscope
 
 lint: install
 	.venv/bin/ruff check .

@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
 from transformers.utils import logging as transformers_logging
 
@@ -14,6 +15,8 @@ from graftrl.lab.cache import SHIPPED
 from graftrl.lab.models import LAB_MODELS, build_model, save_model
 
 transformers_logging.disable_progress_bar()
+hypothesis.settings.register_profile("same-every-time", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("same-every-time")
 
 
 @pytest.fixture(scope="session")

@@ -63,6 +63,8 @@ def test_sign_flips_by_hand() -> None:
     assert sign_flip_test([[3.0, 2.0, -1.0]]) == 4 / 8
     assert sign_flip_test([[-3.0, -2.0, -1.0, 0.0, 0.0]]) == 2 / 8  # problems without a difference say nothing
     assert sign_flip_test([[0.0, 0.0]]) == 1.0
+    cancels = [0, 0, 0, -5 / 8, -7 / 8, 6 / 8, 6 / 8]  # sums to 0 but for rounding: every pattern is as far
+    assert sign_flip_test([cancels]) == 1.0
 
 
 def test_sign_flips_of_a_score_weigh_benchmarks_equally() -> None:

@@ -69,7 +69,7 @@ def sign_flip_test(strata: Sequence[Sequence[float]], flips: int = 10_000, seed:
     terms = terms[terms != 0.0]
     if len(terms) == 0:
         return 1.0
-    found = abs(terms.sum()) * (1 - 1e-12)  # patterns that equal it but for rounding count
+    found = abs(terms.sum()) - 1e-12 * np.abs(terms).sum()  # patterns that equal it but for rounding count
     if len(terms) <= _EXACT_FLIPS:
         patterns = (np.arange(2 ** len(terms))[:, None] >> np.arange(len(terms))) & 1
         return float(np.mean(np.abs((1 - 2 * patterns) @ terms) >= found))
