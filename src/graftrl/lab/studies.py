@@ -34,6 +34,15 @@ _SPECIAL = (
     LabMethod("grpo-n32", "alone", ("method=grpo", "training.group_size=32")),
     LabMethod("dapo", "alone", ("method=dapo",)),
     LabMethod("gapo", "alone", ("method=gapo",)),
+    LabMethod("replay", "alone", ("method=replay",)),
+    # No prompt of the laboratory comes twice: the prompts of one family share the length of their prefix.
+    LabMethod("adaprefix", "alone", ("method=adaprefix", "method.steer_by=family")),
+    # 16 responses per prompt, two by each of eight members; a step is about as long as four of the baseline's.
+    LabMethod(
+        "es",
+        "alone",
+        ("method=es", "method.population=8", "method.sigma=0.005", "method.eta=7e-6", "training.group_size=2"),
+    ),
     LabMethod("hacpo", "pair", ("method=hacpo", "training.minibatch_prompts=16")),
     LabMethod("graft-hacpo-update", "pair", ("method=graft-hacpo-update", "training.minibatch_prompts=16")),
     LabMethod("graft-stored", "stored", ("method=graft",)),
@@ -171,6 +180,14 @@ STUDIES: dict[str, Study] = {
             _ALL_PAIRS,
             ("grpo", "hacpo", "sgt", "graft"),
             parts=("stability", "entropy plot", "scores", "paper"),
+        ),
+        Study(
+            "others",
+            "Other methods",
+            "What do the methods that need no peer, and other ways to learn from one, add to GRPO here?",
+            _FIRST_PAIR,
+            ("grpo", "dapo", "gapo", "replay", "adaprefix", "es", "luffy", "scion", "graft"),
+            parts=("verdicts", "scores", "curves", "costs"),
         ),
         Study(
             "regimes",
