@@ -33,14 +33,18 @@ real-pair: install
 	.venv/bin/python recipes/real_pair/prepare.py
 	.venv/bin/graftrl train recipes/real-pair.yaml --run runs/real-pair-$$(date +%Y%m%d-%H%M%S)
 
-# GRPO on a tiny proxy, then P-OPD onto a larger target; again from the start with rm -r runs/transfer-lab runs/proxies/P.
+# GRPO on a tiny proxy, then P-OPD onto a larger target. What was stopped is continued; again from the start with
+# rm -r runs/transfer-lab runs/proxies/P.
 transfer-lab: install
 	.venv/bin/python -m graftrl.lab.transfer
-	.venv/bin/graftrl train recipes/transfer-lab.yaml --run runs/transfer-lab/proxy
-	.venv/bin/graftrl proxies save runs/transfer-lab/proxy --out runs/proxies/P
+	if [ -e runs/transfer-lab/proxy ]; then .venv/bin/graftrl resume runs/transfer-lab/proxy; \
+		else .venv/bin/graftrl train recipes/transfer-lab.yaml --run runs/transfer-lab/proxy; fi
+	[ -e runs/proxies/P ] || .venv/bin/graftrl proxies save runs/transfer-lab/proxy --out runs/proxies/P
 	.venv/bin/graftrl proxies list runs/proxies
-	.venv/bin/graftrl transfer --proxy runs/proxies/P --target runs/lab-cache/A --estimator full \
-		method.single_minibatch=false --run runs/transfer-lab/target
+	if [ -e runs/transfer-lab/target ]; then .venv/bin/graftrl resume runs/transfer-lab/target; \
+		else .venv/bin/graftrl transfer --proxy runs/proxies/P --target runs/lab-cache/A --estimator full \
+		method.single_minibatch=false --run runs/transfer-lab/target; fi
+	.venv/bin/graftrl report runs/transfer-lab
 
 bench: install
 	.venv/bin/python benchmarks/run_all.py
