@@ -281,15 +281,19 @@ def _ended(result: Result) -> str:
 
 
 def _version() -> str:
-    """The package's version, and the commit where it runs from a checkout."""
+    """The package's version, and the commit where it runs from a checkout; `-dirty` where the package itself differs."""
+    package = Path(__file__).parents[1]
+
+    def git(*arguments: str) -> str:
+        command = ["git", *arguments]
+        return subprocess.run(command, cwd=package, capture_output=True, text=True, timeout=10, check=True).stdout
+
     try:
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--exclude=*"],
-            cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=True,
-        )  # fmt: skip
+        commit = git("rev-parse", "--short", "HEAD").strip()
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".")
     except (OSError, subprocess.SubprocessError):
         return __version__
-    return f"{__version__} ({found.stdout.strip()})"
+    return f"{__version__} ({commit}{'-dirty' if changed else ''})"
 
 
 def _machine() -> str:
