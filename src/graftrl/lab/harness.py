@@ -281,7 +281,7 @@ def _ended(result: Result) -> str:
 
 
 def _version() -> str:
-    """The package's version, and the commit where it runs from a checkout; `-dirty` where the package itself differs."""
+    """The package's version, and the commit in a checkout; `-dirty` where the package itself differs."""
     package = Path(__file__).parents[1]
 
     def git(*arguments: str) -> str:
