@@ -40,7 +40,7 @@ def place(tmp_path, monkeypatch):
     torch.set_num_threads(1)
     yield tmp_path
     torch.set_num_threads(threads)
-    for name in ("task", "pair"):
+    for name in ("task", "pair", "shortest"):
         sys.modules.pop(name, None)
 
 
@@ -86,6 +86,15 @@ def test_trl(place, capsys):
         assert "GOES ON ALONE" not in err
     for name in "AB":
         assert RolloutLog(place / "runs" / "pair" / name).steps(name) == [1, 2, 3]
+
+
+def test_own_method(place, capsys):
+    """The class of the page trains, from the working directory, and what it imitates is counted and logged."""
+    run("how-to/own-method.md", place)
+    assert "trained_tokens/imitated" in capsys.readouterr().out
+    exchange = pl.read_parquet(place / "runs" / "shortest" / "exchange" / "*.parquet")
+    assert set(exchange["status"]) == {"admitted"} and (exchange["reward"] == 1).all()
+    assert exchange.select("step", "receiver", "prompt_id").is_duplicated().sum() == 0
 
 
 def test_every_guide_that_is_linked_exists():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +26,8 @@ from graftrl.methods.rstg import RSTG
 from graftrl.methods.scion import SCION
 from graftrl.methods.sgt import SGT
 from graftrl.methods.w2s_opd import W2SOPD
+from graftrl.own_code import import_named
+from graftrl.settings import Settings
 
 METHODS: dict[str, Any] = {
     "grpo": GRPO,
@@ -86,23 +87,32 @@ def build_method(settings: str | Mapping[str, Any]) -> Method:
     if name in METHODS:
         method_type = METHODS[name]
     elif ":" in name:
-        method_type = _import(name)
+        method_type = _own_class(name)
     else:
         known = ", ".join([*METHODS, *PRESETS])
         raise ConfigError(f"method: unknown method {name!r}; known are {known}, or module:Class of your own")
     method: Method = method_type(method_type.settings_type.model_validate({**given, "name": name}))
+    missing = [part for part in ("settings", "filter", "sampling_rounds") if not hasattr(method, part)]
+    if missing:
+        raise ConfigError(f"method: an instance of {name!r} lacks {', '.join(missing)}; see graftrl.methods.Method")
     return method
 
 
-def _import(path: str) -> Any:
-    module_name, _, attribute = path.partition(":")
+def _own_class(path: str) -> Any:
+    """The user's class, once it has the parts of a method."""
     try:
-        found = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"method: cannot import {path!r}: {error}") from error
-    missing = [part for part in ("settings_type", "exchange", "order", "objective") if not hasattr(found, part)]
+        found = import_named(path)
+    except ConfigError as error:
+        raise ConfigError(f"method: {error}") from error
+    parts = ("settings_type", "fewest_models", "exchange", "order", "objective")
+    missing = [part for part in parts if not hasattr(found, part)]
     if missing:
-        raise ConfigError(f"method: {path!r} lacks {', '.join(missing)}")
+        raise ConfigError(f"method: {path!r} lacks {', '.join(missing)}; see graftrl.methods.Method")
+    settings = found.settings_type
+    if not (isinstance(settings, type) and issubclass(settings, Settings) and "name" in settings.model_fields):
+        raise ConfigError(
+            f"method: the settings_type of {path!r} must be a subclass of graftrl.settings.Settings with a field `name`"
+        )
     return found
 
 

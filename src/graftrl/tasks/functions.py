@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import numbers
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from graftrl.errors import ConfigError, DataError
+from graftrl.own_code import import_named
 from graftrl.rollout import FinishReason, Prompt
 from graftrl.tasks.base import Grade
 
@@ -22,15 +20,7 @@ _PROMPT_KEYS = {"id", "prompt", "messages", "answer", "metadata"}
 @lru_cache
 def resolve(name: str) -> Callable[..., Any]:
     """The function called `module:function`; the working directory is importable. Raises ConfigError."""
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
-    module_name, _, function_name = name.partition(":")
-    try:
-        found: Any = importlib.import_module(module_name)
-        for part in function_name.split("."):
-            found = getattr(found, part)
-    except Exception as error:  # importing runs the user's code: anything can be raised
-        raise ConfigError(f"cannot import {name!r}: {type(error).__name__}: {error}") from error
+    found = import_named(name)
     if not callable(found):
         raise ConfigError(f"{name!r} is not a function")
     function: Callable[..., Any] = found

@@ -23,6 +23,7 @@ from graftrl.logs.rollouts import write_rollouts, write_transfers
 from graftrl.methods import Method, StepContext
 from graftrl.methods.base import FRESH_KINDS
 from graftrl.methods.extensions import PreparesPrompts, PromptContext, SearchesWeights, UsesScorers
+from graftrl.objective import Term
 from graftrl.rollout import Group, Prompt, Row, successes_by_model
 from graftrl.seeds import derive_seed, generator
 from graftrl.tasks import Task, VerificationPool, build_task, grade_groups
@@ -299,6 +300,22 @@ def read_peers(
     return stored, metrics, notes
 
 
+def _check_rows(method: Method, rows: Sequence[Row], terms: Sequence[Term]) -> None:
+    """What a method of the user's own can get wrong without anything failing later, or failing far from its cause."""
+    known = {kind for term in terms for kind in term.kinds}
+    for row in rows:
+        if row.kind not in known:
+            raise ConfigError(
+                f"method {method.settings.name!r} made a row of kind {row.kind!r}, which no term of its objective "
+                f"takes; there are terms for {', '.join(sorted(known))}"
+            )
+        if row.old_logprobs is None:
+            raise ConfigError(
+                f"method {method.settings.name!r} made a row of kind {row.kind!r} without old_logprobs; take them from "
+                "context.score, or zeros where the token loss has no ratio"
+            )
+
+
 def settle_old_logprobs(
     engine: Engine, method: Method, rows: Mapping[str, list[Row]], state: TrainingState, clock: Clock
 ) -> tuple[dict[str, list[Row]], dict[str, dict[str, Any]]]:
@@ -311,6 +328,7 @@ def settle_old_logprobs(
     report: dict[str, dict[str, Any]] = {}
     terms = method.objective(0).terms
     for model, of_model in rows.items():
+        _check_rows(method, of_model, terms)
         kept = [row for row in of_model if row.old_logprobs is None or np.isfinite(row.old_logprobs).all()]
         own = [row for row in kept if row.kind in FRESH_KINDS]
         gap = None
