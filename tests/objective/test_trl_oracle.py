@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from graftrl.objective import (
+    clipped,
     clipped_surrogate,
     constant_divisor,
     dual_clipped_surrogate,
     group_advantages,
+    importance_ratio,
     k3_kl,
     sequence_log_ratio,
     sequence_mean,
@@ -29,17 +31,31 @@ LOW, HIGH = 0.2, 0.28
 MAX_LENGTH = 20
 
 
-def trl_loss(batch, loss_type, *, beta=0.0, delta=None, level="token", microbatches=(slice(None),)):
-    """TRL's loss and gradient, accumulated over microbatches. Its attributes are set by hand, so that its own
-    `_compute_loss` runs on the log-probabilities of `batch`."""
+def trl_loss(
+    batch,
+    loss_type,
+    *,
+    beta=0.0,
+    delta=None,
+    level="token",
+    microbatches=(slice(None),),
+    optimizer_steps=1,
+    bias_correction_kl=False,
+    metrics=None,
+):
+    """TRL's loss and gradient, added up over microbatches. Its attributes are set by hand, so that its own
+    `_compute_loss` runs on the log-probabilities of `batch`.
+
+    optimizer_steps: over which TRL spreads the microbatches of a generation batch.
+    """
     steps = len(microbatches)
     accelerator = SimpleNamespace(num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x)
     trainer = SimpleNamespace(
         accelerator=accelerator,
-        args=SimpleNamespace(delta=delta, steps_per_generation=steps, use_bias_correction_kl=False),
+        args=SimpleNamespace(delta=delta, steps_per_generation=steps, use_bias_correction_kl=bias_correction_kl),
         aux_loss_enabled=False,
         beta=beta,
-        current_gradient_accumulation_steps=steps,
+        current_gradient_accumulation_steps=steps // optimizer_steps,
         epsilon_low=LOW,
         epsilon_high=HIGH,
         importance_sampling_level=level,
@@ -50,7 +66,7 @@ def trl_loss(batch, loss_type, *, beta=0.0, delta=None, level="token", microbatc
         top_entropy_quantile=1.0,
         use_vllm=False,
         _entropy_bonus_enabled=False,
-        _metrics={"train": defaultdict(list)},
+        _metrics={"train": defaultdict(list) if metrics is None else metrics},
     )
     logprobs = batch.logprobs.detach().clone().requires_grad_()
     total = 0.0
@@ -124,6 +140,39 @@ def test_k3_penalty(batch, loss_type):
 
     reduction = token_mean if loss_type == "dapo" else sequence_mean
     assert_same(our_loss(batch, reduction, token_loss), trl_loss(batch, loss_type, beta=0.04))
+
+
+def test_trls_default_penalty_is_the_ratio_times_k3(batch):
+    def token_loss(logprobs):
+        return surrogate_of(batch)(logprobs) + 0.04 * importance_ratio(logprobs, batch.old) * k3_kl(logprobs, batch.ref)
+
+    theirs = trl_loss(batch, "dapo", beta=0.04, bias_correction_kl=True)
+    assert_same(our_loss(batch, token_mean, token_loss), theirs)
+    assert not torch.allclose(theirs[1], trl_loss(batch, "dapo", beta=0.04)[1])
+
+
+def test_trl_spreads_the_tokens_of_a_generation_batch_evenly_over_its_optimizer_steps(batch):
+    """So its loss of one optimizer step is ours times that step's tokens over the mean of all steps."""
+    parts = (slice(0, 3), slice(3, 6))
+    theirs = trl_loss(batch, "dapo", microbatches=parts, optimizer_steps=2)
+    ours = [our_loss(part_of(batch, part), token_mean, surrogate_of(part_of(batch, part))) for part in parts]
+    shares = [batch.lengths[part].sum() / batch.lengths.sum() * 2 for part in parts]
+    assert shares[0] != pytest.approx(1.0)
+    assert theirs[0] == pytest.approx(sum(loss * share for (loss, _), share in zip(ours, shares, strict=True)))
+    gradient = torch.cat([grad * share for (_, grad), share in zip(ours, shares, strict=True)])
+    torch.testing.assert_close(gradient, theirs[1])
+
+
+def part_of(batch, rows):
+    return SimpleNamespace(**{name: value[rows] for name, value in vars(batch).items()})
+
+
+def test_the_share_of_clipped_tokens_is_trls_region_mean(batch):
+    metrics = defaultdict(list)
+    trl_loss(batch, "dapo", metrics=metrics)
+    outside = clipped(batch.logprobs, batch.old, batch.advantages, LOW, HIGH) & batch.mask
+    assert 0 < outside.sum() < batch.mask.sum()
+    assert metrics["clip_ratio/region_mean"] == [pytest.approx(float(outside.sum() / batch.mask.sum()))]
 
 
 def test_dual_clip(batch):
