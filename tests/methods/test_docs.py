@@ -14,6 +14,7 @@ SHARED = {
     "opd": (DistillationSettings, {*DistillationSettings.model_fields}),
 }
 ON_GRAFTS_PAGE = {name for name in [*METHODS, *PRESETS] if name.startswith("graft")}
+IN_THE_INDEX = {*METHODS, "dapo"} - ON_GRAFTS_PAGE
 
 
 def page_of(name):
@@ -22,9 +23,9 @@ def page_of(name):
 
 @pytest.mark.parametrize("name", [*METHODS, *PRESETS])
 def test_every_name_is_on_a_page_and_in_the_index(name):
-    page = "grpo" if name == "dapo" else name
-    assert f"`{name}`" in page_of(page) or f"`method: {name}`" in page_of(page)
-    assert name in ON_GRAFTS_PAGE or f"`{name}`" in (PAGES / "index.md").read_text()
+    page = page_of(name if name in METHODS else PRESETS[name]["name"])
+    assert f"`{name}`" in page or f"`method: {name}`" in page
+    assert name not in IN_THE_INDEX or f"`{name}`" in (PAGES / "index.md").read_text()
 
 
 def options_in(page):

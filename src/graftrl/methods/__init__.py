@@ -25,6 +25,7 @@ from graftrl.methods.replay import Replay
 from graftrl.methods.rstg import RSTG
 from graftrl.methods.scion import SCION
 from graftrl.methods.sgt import SGT
+from graftrl.methods.sgt_matched import SGTMatched
 from graftrl.methods.w2s_opd import W2SOPD
 from graftrl.own_code import import_named
 from graftrl.settings import Settings
@@ -36,6 +37,7 @@ METHODS: dict[str, Any] = {
     "hacpo": HACPO,
     "luffy": LUFFY,
     "scion": SCION,
+    "sgt-matched": SGTMatched,
     "gapo": GAPO,
     "replay": Replay,
     "adaprefix": AdaPrefix,
@@ -66,6 +68,17 @@ PRESETS: dict[str, dict[str, Any]] = {
     "graft-delta-0.9": {"name": "graft", "threshold": 0.9},
     "graft-peer-first": {"name": "graft", "peer_position": "first"},
     "graft-peer-uniform": {"name": "graft", "peer_position": "uniform"},
+    **{f"sgt-{value:g}": {"name": "sgt", "sft_coefficient": value} for value in (0.03, 0.3, 1.0)},
+    "scion-headroom": {"name": "scion", "advantage": "headroom"},
+    "scion-no-advantage": {"name": "scion", "advantage": "one"},
+    "scion-no-damping": {"name": "scion", "tau": 0.0},
+    "scion-all-fail": {"name": "scion", "scope": "all_fail"},
+    "scion-mean-transferred": {"name": "scion", "normalization": "transferred"},
+    "scion-mean-tokens": {"name": "scion", "normalization": "tokens"},
+    "scion-self": {"name": "scion", "imitate": "own", "advantage": "headroom"},
+    "scion-self-first": {"name": "scion", "imitate": "own_first"},
+    **{f"scion-tau-{value:g}": {"name": "scion", "tau": value} for value in (0.01, 0.03, 0.3, 1.0)},
+    **{f"scion-lambda-{value:g}": {"name": "scion", "sft_coefficient": value} for value in (0.1, 0.3, 3.0, 10.0)},
 }
 
 
@@ -139,6 +152,7 @@ __all__ = [
     "Exchange",
     "Method",
     "Replay",
+    "SGTMatched",
     "StepContext",
     "Transfer",
     "build_method",

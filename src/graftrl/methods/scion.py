@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from graftrl.methods.base import (
     Exchange,
@@ -30,25 +30,48 @@ from graftrl.methods.base import (
 )
 from graftrl.methods.grpo import ClipSettings, clip_objective
 from graftrl.methods.sgt import draw_successes
-from graftrl.objective import Objective, Term, TokenBatch, damped_nll, damping, row_mean
+from graftrl.objective import Objective, Reduction, Term, TokenBatch, damped_nll, damping, row_mean, token_mean
 from graftrl.objective.terms import TokenLoss
 from graftrl.rollout import Group, Row
 from graftrl.seeds import generator
 from graftrl.settings import Settings
 
+Normalization = Literal["prompts", "transferred", "tokens"]
+
 
 class SCIONSettings(ClipSettings):
-    """advantage: a_q as the "gap" in success rate, (k_S - k_R) / n, or the receiver's "headroom", 1 - k_R / n.
-    tau: the probability below which a token is damped; 0 damps none. sft_coefficient: lambda. draws: distinct peer
-    successes per prompt, whose mean counts. scope: "better", every prompt on which a peer succeeds more often, or only
-    those that the receiver fails entirely, "all_fail"."""
+    """What a peer's success adds to GRPO.
+
+    advantage: a_q as the "gap" in success rate, (k_S - k_R) / n; the receiver's "headroom", 1 - k_R / n; or "one".
+    tau: the probability below which a token is damped; 0 damps none. sft_coefficient: lambda.
+    draws: distinct peer successes per prompt, whose mean counts.
+    scope: "better": every prompt on which a peer succeeds more often. "any": on which it succeeds at all, and the
+        receiver not always. "all_fail": on which it succeeds at all, and the receiver never.
+    imitate: whose success. "own_first": the receiver's own where it has one, else the peer's. "own": the receiver's own
+        on every prompt that it solves in part, whatever the peers do. Both are controls.
+    normalization: what the sum over prompts is divided by: all "prompts" of the minibatch, or those "transferred";
+        "tokens": no mean over a response, but one over all imitated tokens of the minibatch (as in SGT).
+    """
 
     name: str = "scion"
-    advantage: Literal["gap", "headroom"] = "gap"
+    advantage: Literal["gap", "headroom", "one"] = "gap"
     tau: float = Field(0.1, ge=0, le=1)
     sft_coefficient: float = Field(1.0, ge=0)
     draws: int = Field(1, ge=1)
-    scope: Literal["better", "all_fail"] = "better"
+    scope: Literal["better", "any", "all_fail"] = "better"
+    imitate: Literal["peer", "own_first", "own"] = "peer"
+    normalization: Normalization = "prompts"
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> SCIONSettings:
+        if self.advantage == "gap" and (self.scope == "any" or self.imitate == "own"):
+            why = "scope any" if self.scope == "any" else "imitate own"
+            raise ValueError(f"{why} needs advantage headroom or one: where no peer is better, the gap is not above 0")
+        if self.imitate != "peer" and self.scope == "all_fail":
+            raise ValueError(f"imitate {self.imitate} needs another scope: on all-fail prompts there is no own success")
+        if self.normalization == "tokens" and self.draws > 1:
+            raise ValueError("normalization tokens needs draws 1: draws share a weight, their tokens would not")
+        return self
 
 
 def damped_loss(tau: float) -> Callable[[TokenBatch], TokenLoss]:
@@ -63,6 +86,16 @@ def damped_loss(tau: float) -> Callable[[TokenBatch], TokenLoss]:
     return loss
 
 
+def imitation_term(tau: float, coefficient: float, normalization: Normalization = "prompts") -> Term:
+    """The loss on imitated successes, rows of the kind "sft" with their a_q as advantage."""
+    reduction: Reduction = token_mean if normalization == "tokens" else row_mean
+    over: dict[Normalization, Literal["all", "kinds", "none"]]
+    over = {"prompts": "all", "transferred": "kinds", "tokens": "none"}
+    return Term(
+        ("sft",), damped_loss(tau), reduction, coefficient, policy_gradient=True, over_prompts=over[normalization]
+    )
+
+
 class SCION:
     settings_type: ClassVar[type[Settings]] = SCIONSettings
     fewest_models: ClassVar[int] = 2
@@ -72,10 +105,7 @@ class SCION:
     def __init__(self, settings: SCIONSettings) -> None:
         self.settings = settings
         own = clip_objective(settings, ("own",))
-        peer = Term(
-            ("sft",), damped_loss(settings.tau), row_mean, settings.sft_coefficient,
-            policy_gradient=True, over_prompts=True,
-        )  # fmt: skip
+        peer = imitation_term(settings.tau, settings.sft_coefficient, settings.normalization)
         self._objective = Objective((*own.terms, peer), own.needs_reference)
 
     def exchange(self, groups: Groups, context: StepContext) -> Exchange:
@@ -86,33 +116,55 @@ class SCION:
             rows: list[Row] = []
             for own in of_receiver:
                 rows += own_rows(own, context.codecs[receiver], normalize_std=self.settings.normalize_std)
-                peer = self.better_peer(own, of_prompt[own.prompt.id], context.seed)
-                if peer is not None:
-                    candidates[peer.model, receiver] += 1
+                better = self.better_group(own, of_prompt[own.prompt.id], context.seed)
+                if better is not None:
+                    source = self.imitated(own, better)
+                    candidates[source.model, receiver] += 1
                     rows += draw_successes(
-                        [peer], receiver, context, exchange,
-                        count=self.settings.draws, distinct=True, advantage=self.strength(own, peer),
+                        [source], receiver, context, exchange,
+                        count=self.settings.draws, distinct=True, advantage=self.strength(own, better),
                     )  # fmt: skip
             exchange.rows[receiver] = rows
+            exchange.diagnostics[receiver] = {"own_imitated": candidates[receiver, receiver]}
+        exchange.transfers = [t for t in exchange.transfers if t.source != t.receiver]
         exchange.directions = direction_stats(exchange.transfers, groups, candidates, context.receivers)
         return exchange
 
     def usable(self, own: Group, successes: int, size: int) -> bool:
-        return successes / size > _rate(own) and (self.settings.scope == "better" or own.all_fail)
+        """Whether a peer's group with so many successes of so many responses may give."""
+        match self.settings.scope:
+            case "better":
+                return successes / size > _rate(own)
+            case "any":
+                return successes > 0 and not own.all_success
+            case "all_fail":
+                return successes > 0 and own.all_fail
 
-    def better_peer(self, own: Group, groups: Sequence[Group], seed: int) -> Group | None:
-        """The peer's group with the largest success rate, if that exceeds the receiver's; a tie is drawn."""
+    def better_group(self, own: Group, groups: Sequence[Group], seed: int) -> Group | None:
+        """The usable peer group with the largest success rate, a tie being drawn; with `imitate: own` the own group."""
+        if self.settings.imitate == "own":
+            return own if 0 < own.successes < own.size else None
         peers = [group for group in groups if group.model != own.model]
-        better = [peer for peer in peers if self.usable(own, peer.successes, peer.size)]
-        if not better:
+        usable = [peer for peer in peers if self.usable(own, peer.successes, peer.size)]
+        if not usable:
             return None
-        best = max(_rate(group) for group in better)
-        tied = sorted((group for group in better if _rate(group) == best), key=lambda group: group.model)
+        best = max(_rate(group) for group in usable)
+        tied = sorted((group for group in usable if _rate(group) == best), key=lambda group: group.model)
         return tied[generator(seed, "better peer", own.model, own.prompt.id).integers(len(tied))]
 
-    def strength(self, own: Group, peer: Group) -> float:
+    def imitated(self, own: Group, better: Group) -> Group:
+        """The group that the success is drawn from."""
+        return own if self.settings.imitate == "own_first" and own.successes else better
+
+    def strength(self, own: Group, better: Group) -> float:
         """a_q."""
-        return (_rate(peer) if self.settings.advantage == "gap" else 1.0) - _rate(own)
+        match self.settings.advantage:
+            case "gap":
+                return _rate(better) - _rate(own)
+            case "headroom":
+                return 1.0 - _rate(own)
+            case "one":
+                return 1.0
 
     def order(self, rows: Sequence[Row], minibatch_prompts: int, rng: np.random.Generator) -> list[list[Row]]:
         return cut_by_prompt(rows, minibatch_prompts)
@@ -122,5 +174,5 @@ class SCION:
 
 
 def _rate(group: Group) -> float:
-    """k / n."""
+    """k / n; groups of a log may be of another size."""
     return group.successes / group.size

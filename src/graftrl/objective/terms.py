@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import torch
@@ -58,7 +59,8 @@ class Term:
     """coefficient * reduction over the rows of `kinds` of token_loss.
 
     counted: kinds whose tokens the reduction counts (default: `kinds`), for terms that share one denominator.
-    over_prompts: divide by the number of prompts in the minibatch as well, whatever the kinds of their rows.
+    over_prompts: divide by a number of the minibatch's prompts as well: by that of "all", or of those that have rows of
+        the counted "kinds".
     policy_gradient: the token loss is linear in the weighted advantage, so rows whose weighted advantages are all 0
         need neither forward nor backward pass; they only count in the denominator.
     """
@@ -69,13 +71,14 @@ class Term:
     coefficient: float = 1.0
     policy_gradient: bool = False
     counted: tuple[str, ...] | None = None
-    over_prompts: bool = False
+    over_prompts: Literal["none", "all", "kinds"] = "none"
 
     def scales(self, rows: Sequence[Row]) -> list[float]:
         """One factor per row of the minibatch, 0 for rows of other kinds; coefficient included."""
         counted = [i for i, row in enumerate(rows) if row.kind in (self.counted or self.kinds)]
         scales = [0.0] * len(rows)
-        coefficient = self.coefficient / (len({row.prompt_id for row in rows}) if self.over_prompts else 1)
+        over = {"none": [], "all": range(len(rows)), "kinds": counted}[self.over_prompts]
+        coefficient = self.coefficient / max(len({rows[i].prompt_id for i in over}), 1)
         if counted:
             factors = self.reduction(np.array([rows[i].loss_tokens for i in counted], dtype=np.int64))
             for i, factor in zip(counted, factors, strict=True):
