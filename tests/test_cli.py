@@ -143,7 +143,8 @@ def test_every_recipe_of_the_project_is_valid(path):
 
 
 def test_paper_recipes_have_the_papers_settings():
-    for path in (ROOT / "recipes" / "paper").glob("*.yaml"):
+    paths = [p for p in (ROOT / "recipes" / "paper").glob("*.yaml") if not p.stem.startswith("p-opd")]  # tests/transfer
+    for path in paths:
         r = load_recipe(path)
         assert len(r.models) == 2 and r.method.name == "graft" and r.method.threshold == 0.8
         assert (r.training.epochs, r.training.prompts_per_step, r.training.group_size) == (3, 128, 8)

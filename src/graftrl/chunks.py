@@ -26,7 +26,9 @@ from graftrl.training.run_folder import write_text
 
 CHUNK = 32  # prompts that are sampled, graded and written together
 LINE_S = 5.0
-_SAMPLES = ("path", "dtype", "trust_remote_code", "chat_template", "bos", "extra_stop_tokens")  # what decides responses
+_SAMPLES = (  # what decides responses
+    "path", "dtype", "trust_remote_code", "chat_template", "chat_template_options", "bos", "extra_stop_tokens",
+)  # fmt: skip
 
 Progress = Callable[[int, int], None]  # done, wanted
 
@@ -125,7 +127,7 @@ class Record:
 def model_record(settings: ModelSettings) -> dict[str, Any]:
     """The settings of a model that decide what it answers."""
     content = settings.model_dump(mode="json")
-    return {key: content[key] for key in _SAMPLES}
+    return {key: content[key] for key in _SAMPLES if content[key] != {}}  # folders of old lack the options
 
 
 def model_files(path: str) -> list[list[Any]]:

@@ -111,6 +111,30 @@ def test_plain_ignores_the_template(policy, model_folder):
     assert ids.tolist() == [3, 4]
 
 
+def test_options_reach_the_chat_template(policy, model_folder):
+    template = "{{ messages[0]['content'] }}{% if thinks is defined and not thinks %}:{% endif %}"
+    folder = model_folder("llama", tokenizer=character_tokenizer(template=template))
+    p = policy(folder=folder, chat_template_options={"thinks": False})
+    decode, (prompt,) = p.codec.tokenizer.decode, prompts("ab")
+    assert decode(p.codec.prompt_token_ids(prompt)) == "ab:"
+    assert decode(policy(folder=folder).codec.prompt_token_ids(prompt)) == "ab"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"chat_template_options": {"think": False}}, "'think' is no variable of .* chat template that can be set"),
+        ({"chat_template_options": {"add_generation_prompt": False}}, "no variable of .* that can be set"),
+        ({"chat_template_options": {"thinks": False}, "chat_template": "plain"}, "has no chat template in use"),
+    ],
+)
+def test_options_that_would_change_nothing_are_refused(policy, model_folder, options, message):
+    template = "{{ messages[0]['content'] }}{{ thinks }}{% if add_generation_prompt %}:{% endif %}"
+    folder = model_folder("llama", tokenizer=character_tokenizer(template=template))
+    with pytest.raises(ModelError, match=rf"models\.\w+\.chat_template_options: .*{message}"):
+        policy(folder=folder, **options)
+
+
 def test_a_model_that_needs_bos_is_noticed(model_folder, monkeypatch):
     """By measurement: the model predicts far better after a BOS that the tokenizer does not emit."""
     from graftrl.policies import loading

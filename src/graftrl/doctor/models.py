@@ -160,7 +160,7 @@ def _rendered(codec: Codec, *, answered: bool, **options: Any) -> str | None:
     if answered:
         messages.append({"role": "assistant", "content": _ANSWER})
     try:
-        return str(codec.tokenizer.apply_chat_template(messages, tokenize=False, **options))
+        return str(codec.tokenizer.apply_chat_template(messages, tokenize=False, **codec.template_options, **options))
     except (jinja2.TemplateError, ValueError, TypeError):
         return None
 

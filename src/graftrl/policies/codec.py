@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +40,8 @@ class Codec:
             )
         self.eos_id: int = next((i for i in (*extra, own) if i is not None), self.eos_ids[0])
         self.uses_template = settings.chat_template == "auto" and bool(tokenizer.chat_template)
+        self.template_options: dict[str, Any] = settings.chat_template_options
+        self._check_template_options(settings)
         self.prepend_bos = settings.bos == "add"
         if self.prepend_bos and tokenizer.bos_token_id is None:
             where = f"{settings.place(name)}.bos"
@@ -59,7 +62,10 @@ class Codec:
         if self.uses_template:
             # The template writes its own BOS; the tokenizer must not add a second one.
             text = self.tokenizer.apply_chat_template(
-                [dict(message) for message in prompt.question], tokenize=False, add_generation_prompt=True
+                [dict(message) for message in prompt.question],
+                tokenize=False,
+                add_generation_prompt=True,
+                **self.template_options,
             )
             ids = self.tokenizer.encode(text, add_special_tokens=False)
         else:
@@ -72,6 +78,16 @@ class Codec:
             ids = [bos, *ids]
         # The beginning of the answer stands where the model would begin it, after the template's generation prompt.
         return [*ids, *self.tokenizer.encode(prompt.prefix, add_special_tokens=False)] if prompt.prefix else ids
+
+    def _check_template_options(self, settings: WeightsSettings) -> None:
+        """A template does not object to a variable that it does not have, so that a slip would change nothing."""
+        where = f"{settings.place(self.name)}.chat_template_options"
+        if self.template_options and not self.uses_template:
+            raise ModelError(f"{where}: {settings.path} has no chat template in use; leave them out")
+        for name in self.template_options:
+            known = re.search(rf"\b{re.escape(name)}\b", str(self.tokenizer.chat_template))
+            if not known or name in ("messages", "add_generation_prompt", "tokenize"):
+                raise ModelError(f"{where}: {name!r} is no variable of {settings.path}'s chat template that can be set")
 
     def decode_response(self, token_ids: Sequence[int] | NDArray[np.int64], *, stopped: bool) -> str:
         """The response's text without its EOS; other special tokens stay visible."""

@@ -41,6 +41,7 @@ class WeightsSettings(Settings):
     path: a local directory, a `.gguf` file, or a hub id.
     dtype: precision of the forward and backward passes. Weights and optimizer states are float32 in either case: in
         bfloat16 an update of 1e-6 would vanish in the rounding of the weight.
+    chat_template_options: variables of the model's chat template, such as {enable_thinking: false} of Qwen3.
     bos: "auto" keeps what the tokenizer or chat template emits, and adds the missing BOS (with a note) where the model
         plainly expects one; "add" and "keep" decide it by hand.
     extra_stop_tokens: more tokens that end a response, such as "\\n" for one-line answers without a chat template; the
@@ -56,6 +57,7 @@ class WeightsSettings(Settings):
     device: str = "auto"
     trust_remote_code: bool = False
     chat_template: Literal["auto", "plain"] = "auto"
+    chat_template_options: dict[str, bool | int | float | str] = Field(default_factory=dict)
     bos: Literal["auto", "add", "keep"] = "auto"
     extra_stop_tokens: list[str] = Field(default_factory=list)
     microbatch_tokens: int = Field(16_384, ge=1)

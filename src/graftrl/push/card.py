@@ -211,6 +211,8 @@ def _use(trained: Trained, place: str) -> str:
         hints.append("Prompts must begin with the tokenizer's BOS, which it does not add by itself.")
     if settings.chat_template == "plain":
         hints.append("It was trained on prompts as plain text, without a chat template.")
+    if settings.chat_template_options:
+        hints.append(f"Its chat template was rendered with {settings.chat_template_options}.")
     if settings.extra_stop_tokens:
         hints.append(f"Responses end with one of {settings.extra_stop_tokens} too.")
     code = (

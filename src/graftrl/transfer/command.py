@@ -88,7 +88,7 @@ def _find(argument: str) -> Subject:
 
 
 def _scorer(subject: Subject) -> dict[str, Any]:
-    kept = {"path", "dtype", "trust_remote_code", "chat_template", "bos", "extra_stop_tokens"}
+    kept = {"path", "dtype", "trust_remote_code", "chat_template", "chat_template_options", "bos", "extra_stop_tokens"}
     options = subject.settings.model_dump(mode="json", include=kept, exclude_defaults=True)
     return options if subject.adapter is None else {**options, "adapter": str(subject.adapter)}
 

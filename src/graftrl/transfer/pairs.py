@@ -190,7 +190,7 @@ def _describe(name: str, expert: Subject, base_path: str, gain: Gain | None) -> 
     state = json.loads((expert.run.checkpoint(expert.step or 0) / "state.json").read_text())
     shared = {
         key: getattr(expert.settings, key)
-        for key in ("dtype", "trust_remote_code", "chat_template", "bos", "extra_stop_tokens")
+        for key in ("dtype", "trust_remote_code", "chat_template", "chat_template_options", "bos", "extra_stop_tokens")
     }
     adapted = expert.adapter is not None
     return ProxyPair(
