@@ -19,7 +19,7 @@ from graftrl import __version__
 from graftrl.errors import ConfigError, RunError
 from graftrl.lab.jobs import duration, finished_steps, run_jobs
 from graftrl.lab.pages import SELECTION_RULE, Page, render
-from graftrl.lab.pairs import REGIMES, Pair
+from graftrl.lab.pairs import REGIMES, Pair, Transfer
 from graftrl.lab.plan import (
     WARMUP_S,
     Cell,
@@ -28,16 +28,18 @@ from graftrl.lab.plan import (
     cells_of,
     expected_seconds,
     missing_models,
-    pairs_named,
+    pairs_of,
     runs_of,
     total_seconds,
 )
-from graftrl.lab.results import COLUMNS, DETAILS, Result, read_result, rows, to_csv
+from graftrl.lab.results import COLUMNS, DETAILS, TRANSFER_COLUMNS, Result, read_result, rows, to_csv, transfer_rows
 from graftrl.lab.studies import SEEDS, STUDIES, Study
 from graftrl.report.plots import require_matplotlib
 from graftrl.training.run_folder import write_text
 
 DOCS = Path("docs/results")
+PAIR_TABLES = (("lab.csv", COLUMNS), ("lab-details.csv", DETAILS))
+TRANSFER_TABLES = (("distillation.csv", TRANSFER_COLUMNS),)
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Options:
 @dataclass(frozen=True)
 class _Planned:
     study: Study
-    pairs: list[Pair]
+    pairs: list[Pair | Transfer]
     cells: list[Cell]
 
 
@@ -167,19 +169,19 @@ def _plan(names: Sequence[str], options: Options) -> tuple[Laboratory, list[_Pla
     planned = []
     for name in chosen:
         study = STUDIES[name]
-        pairs = pairs_named(options.pairs or study.pairs)
+        pairs = pairs_of(study, options.pairs)
         planned.append(_Planned(study, pairs, cells_of(study, pairs, options.seeds or SEEDS)))
     return lab, planned
 
 
 def _is_reduced(lab: Laboratory, planned: Sequence[_Planned]) -> bool:
-    whole = {cell for each in planned for cell in cells_of(each.study, pairs_named(each.study.pairs), SEEDS)}
+    whole = {cell for each in planned for cell in cells_of(each.study, pairs_of(each.study), SEEDS)}
     return lab.reduced or not whole.issubset({cell for each in planned for cell in each.cells})
 
 
 def _state(lab: Laboratory, key: RunKey) -> str:
     step = finished_steps(lab.folder(key))
-    return "finished" if step >= lab.steps else f"at step {step}" if step else "new"
+    return "finished" if step >= lab.steps_of(key) else f"at step {step}" if step else "new"
 
 
 def _train(lab: Laboratory, keys: Sequence[RunKey], options: Options, console: Console) -> RunError | None:
@@ -236,16 +238,21 @@ def _write_numbers(
     known: dict[Cell, Result | None],
     console: Console,
 ) -> None:
-    """All finished results of all studies, not only of those asked for: `lab.csv` is about the folder of runs."""
+    """All finished results of all studies of the kind, not only of those asked for: a table is about the folder of
+    runs."""
     seeds = max([SEEDS, *(1 + cell.seed for each in planned for cell in each.cells)])
-    cells = [cell for each in planned for cell in each.cells]
-    for study in STUDIES.values():
-        cells += cells_of(study, pairs_named(study.pairs), seeds)
-    unique = sorted(dict.fromkeys(cells), key=lambda cell: (cell.pair.name, cell.method, cell.seed))
-    table = rows(_read(lab, unique, known))
-    for name, columns in (("lab.csv", COLUMNS), ("lab-details.csv", DETAILS)):
-        write_text(out / name, to_csv(table, columns))
-    console.print(f"{out / 'lab.csv'}: {len(table)} rows", highlight=False, soft_wrap=True)
+    asked = [cell for each in planned for cell in each.cells]
+    for kind in {bool(each.study.grids) for each in planned}:
+        cells = [cell for cell in asked if isinstance(cell.pair, Transfer) == kind]
+        for study in STUDIES.values():
+            if bool(study.grids) == kind:
+                cells += cells_of(study, pairs_of(study), seeds)
+        unique = sorted(dict.fromkeys(cells), key=lambda cell: (cell.pair.name, cell.method, cell.seed))
+        results = _read(lab, unique, known)
+        table = transfer_rows(results) if kind else rows(results)
+        for name, columns in TRANSFER_TABLES if kind else PAIR_TABLES:
+            write_text(out / name, to_csv(table, columns))
+            console.print(f"{out / name}: {len(table)} rows", highlight=False, soft_wrap=True)
 
 
 # What a page says about itself ----------------------------------------------------------------------------------------
@@ -259,12 +266,23 @@ def _lead(lab: Laboratory, planned: _Planned, options: Options, results: Sequenc
         f"Made by `graftrl lab {planned.study.name}{options.as_flags()}`, graftrl {_version()}, on {_machine()}, "
         f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC.",
         f"Results of {len(results)} of {len(planned.cells)} combinations of pair, method and seed{when}.",
-        f"Runs: {lab.steps} steps of {training.prompts_per_step} prompts × {training.group_size} responses a model "
-        f"(unless a method says otherwise), optimizer steps of {training.minibatch_prompts} prompts; all else as in "
-        f"`{lab.recipe_path}`.",
+        f"Runs: {_steps(lab, planned)} of {training.prompts_per_step} prompts × {training.group_size} responses a "
+        f"model (unless a method says otherwise), optimizer steps of {training.minibatch_prompts} prompts; all else as "
+        f"in `{lab.recipe_path}`.",
         f"Scores: {SELECTION_RULE}.",
     ]
     return "\n".join(f"- {line}" for line in lines)
+
+
+def _steps(lab: Laboratory, planned: _Planned) -> str:
+    """`60 steps`, or `30 steps (opd, p_opd) and 40 (grpo)` where methods differ."""
+    methods: dict[int, dict[str, None]] = {}
+    for cell in planned.cells:
+        for key in cell.runs:
+            methods.setdefault(lab.steps_of(key), {}).setdefault(cell.method)
+    if len(methods) < 2:
+        return f"{next(iter(methods), lab.steps)} steps"
+    return " and ".join(f"{steps} steps ({', '.join(f'`{m}`' for m in of)})" for steps, of in sorted(methods.items()))
 
 
 def _missing(missing: Sequence[Cell], cells: Sequence[Cell]) -> str:

@@ -70,6 +70,11 @@ LAB_MODELS: dict[str, LabModel] = {
     "A": LabModel("A", "llama", "digit_comma"),
     "B": LabModel("B", "gpt2", "comma_digit", intermediate_size=256, pad_is_eos=True),
     "C": LabModel("C", "gpt_neox", "letter_colon", hidden_size=96, intermediate_size=256),
+    # Smaller ones of A's architecture and tokenizer. S, M and A are a family: they are strong in the same families of
+    # the task, and the smaller, the worse at executing programs. P executes well and is strong where A is weak.
+    "S": LabModel("S", "llama", "digit_comma", hidden_size=32, intermediate_size=64),
+    "M": LabModel("M", "llama", "digit_comma", hidden_size=48, intermediate_size=96),
+    "P": LabModel("P", "llama", "digit_comma", hidden_size=40, intermediate_size=96),
 }
 
 

@@ -13,9 +13,9 @@ import polars as pl
 
 from graftrl.evaluation.intervals import t_interval
 from graftrl.lab import figures, paper
-from graftrl.lab.pairs import REGIMES, Pair
+from graftrl.lab.pairs import Pair, Transfer
 from graftrl.lab.plan import EVALUATE_EVERY, SELECTION_PROMPTS, VALIDATION_PROMPTS
-from graftrl.lab.results import BOTH, Comparison, Cost, Result, compare, scores
+from graftrl.lab.results import BOTH, Comparison, Cost, Result, compare, models_and_mean, scores
 from graftrl.lab.studies import BASELINE, Study
 from graftrl.report import plots
 from graftrl.report.data import Run, clipping_table, exchange_table
@@ -35,15 +35,15 @@ class Page:
     links are relative to the page."""
 
     study: Study
-    pairs: Sequence[Pair]
+    pairs: Sequence[Pair | Transfer]
     results: Sequence[Result]
     corrected: bool = True
     plots: dict[str, str] = field(default_factory=dict)
 
-    def of(self, pair: Pair, method: str | None = None) -> list[Result]:
+    def of(self, pair: Pair | Transfer, method: str | None = None) -> list[Result]:
         return [r for r in self.results if r.cell.pair == pair and method in (None, r.cell.method)]
 
-    def runs(self, pair: Pair, methods: Sequence[str] | None = None) -> list[Run]:
+    def runs(self, pair: Pair | Transfer, methods: Sequence[str] | None = None) -> list[Run]:
         """In the study's order of methods, labelled as on the page."""
         return [
             replace(result.run, method=self.study.label(method))
@@ -51,7 +51,7 @@ class Page:
             for result in self.of(pair, method)
         ]
 
-    def picture(self, name: str, pair: Pair, svg: str, alternative: str) -> str:
+    def picture(self, name: str, pair: Pair | Transfer, svg: str, alternative: str) -> str:
         file = f"{self.study.name}-{name}-{pair.name}.svg"
         self.plots[file] = plots.standalone(svg)
         return f"![{alternative}]({file})"
@@ -135,19 +135,19 @@ def score_tables(page: Page) -> str:
     ]
     for pair in page.pairs:
         table = []
-        for model in (*pair.models, BOTH):
+        for model in models_and_mean(pair):
             table += [
                 _score_row(page, pair, model, method, compared) for method in study.methods if page.of(pair, method)
             ]
         if table:
-            blocks += [f"### {pair.name}: {REGIMES[pair.regime].description}", _before(page, pair)]
+            blocks += [f"### {pair.name}: {pair.description}", _before(page, pair)]
             blocks.append(markdown_table(header, table, text_columns=2))
     return "\n\n".join(blocks)
 
 
 def _score_row(
     page: Page,
-    pair: Pair,
+    pair: Pair | Transfer,
     model: str,
     method: str,
     compared: Mapping[tuple[str, str, str, str], Comparison],
@@ -170,7 +170,7 @@ def _score_row(
     return row
 
 
-def _before(page: Page, pair: Pair) -> str:
+def _before(page: Page, pair: Pair | Transfer) -> str:
     first = page.of(pair)[0]
     return "Before training: " + ", ".join(f"{m} {o.before:.3f}" for m, o in first.outcomes.items()) + "."
 

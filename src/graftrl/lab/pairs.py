@@ -1,6 +1,6 @@
-"""The laboratory's pairs of models and the regimes in which they train, as data.
+"""The laboratory's pairs of models, its transfers between models, and the regimes in which they train, as data.
 
-A study names pairs; what is added to `REGIMES` and `PAIRS` here can be trained by every study.
+A study names pairs or transfers; what is added to `REGIMES`, `PAIRS` and `TRANSFERS` here can be trained by every one.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ class Regime:
     task: settings of the task that differ from its defaults.
     warmup: per model, settings of its warm-up that differ from the model's preset.
     recipe: further overrides (`key=value`) of the recipe.
+    steps: instead of the recipe's. checkpoints: so many of each run are kept, evenly spaced, rather than the newest.
     """
 
     name: str
@@ -30,6 +31,8 @@ class Regime:
     task: Mapping[str, Any] = field(default_factory=dict)
     warmup: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     recipe: tuple[str, ...] = ()
+    steps: int | None = None
+    checkpoints: int | None = None
 
     def task_config(self) -> HiddenProgramsConfig:
         """As a warm-up sees it: with the default number of validation prompts."""
@@ -60,8 +63,41 @@ class Pair:
     def name(self) -> str:
         return "-".join(self.models if self.regime == "base" else (*self.models, self.regime))
 
+    @property
+    def description(self) -> str:
+        return REGIMES[self.regime].description
+
     def peer_of(self, model: str) -> str:
         return self.models[1] if model == self.models[0] else self.models[0]
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A target that learns from what training changed in a proxy.
+
+    proxies: the first explores by the baseline, each further one has learnt from the one before it, the last teaches
+        the target. None: the target alone.
+    trained: the target starts where its own run of the baseline ended.
+    """
+
+    proxies: tuple[str, ...]
+    target: str
+    description: str
+    trained: bool = False
+    regime: str = "transfer"
+
+    @property
+    def label(self) -> str:
+        """Of the target."""
+        return f"{self.target}_trained" if self.trained else self.target
+
+    @property
+    def name(self) -> str:
+        return "-".join((*self.proxies, self.label))
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return (self.target,)
 
 
 REGIMES: dict[str, Regime] = {
@@ -93,6 +129,12 @@ REGIMES: dict[str, Regime] = {
             "an imperfect verifier: in training it counts a fixed 10 % of wrong lists as right",
             task={"false_positives": 0.1},
         ),
+        Regime(
+            "transfer",
+            "as base, in 40 steps: proxies explore, targets learn from them",
+            steps=40,
+            checkpoints=4,
+        ),
     )
 }
 
@@ -104,6 +146,21 @@ PAIRS: dict[str, Pair] = {
         Pair(("A", "B")),
         Pair(("A", "C")),
         Pair(("B", "C")),
-        *(Pair(("A", "B"), regime) for regime in REGIMES if regime != "base"),
+        *(Pair(("A", "B"), regime) for regime in REGIMES if regime not in ("base", "transfer")),
+    )
+}
+
+TRANSFERS: dict[str, Transfer] = {
+    transfer.name: transfer
+    for transfer in (
+        Transfer((), "S", "the smallest model by itself"),
+        Transfer((), "M", "the middle model by itself"),
+        Transfer((), "P", "a proxy of other strong families by itself"),
+        Transfer(("M",), "A", "onto a larger model of the same family"),
+        Transfer(("S",), "A", "onto the same target from a weaker proxy"),
+        Transfer(("M",), "A", "onto a target that already surpasses the proxy", trained=True),
+        Transfer(("M", "S"), "A", "what the proxy taught a smaller model, onto the target"),
+        Transfer(("P",), "A", "from a proxy that is strong where the target is weak"),
+        Transfer(("M",), "B", "onto a model of another architecture and tokenizer"),
     )
 }

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from graftrl.errors import DataError
 from graftrl.evaluation.significance import PairedTest, holm, paired_t_test
-from graftrl.lab.pairs import Pair
+from graftrl.lab.pairs import Pair, Transfer
 from graftrl.lab.plan import SELECTION_PROMPTS, VALIDATION_PROMPTS, Cell, Laboratory
 from graftrl.report.data import Run, join_runs
 
@@ -124,7 +124,7 @@ def _cost(run: Run, step: int) -> Cost:
 class Comparison:
     """method - reference on one model of one pair, paired by seed. p_holm: over all comparisons made together."""
 
-    pair: Pair
+    pair: Pair | Transfer
     model: str
     method: str
     reference: str
@@ -141,10 +141,17 @@ class Comparison:
         return "higher" if self.test.mean > 0 else "lower"
 
 
+def models_and_mean(pair: Pair | Transfer) -> tuple[str, ...]:
+    """What a table has rows of: the models, and the mean of two."""
+    return (*pair.models, BOTH) if len(pair.models) > 1 else pair.models
+
+
 Scores = Mapping[int, float]  # by seed
 
 
-def scores(results: Iterable[Result], pair: Pair, method: str, model: str, last: bool = False) -> dict[int, float]:
+def scores(
+    results: Iterable[Result], pair: Pair | Transfer, method: str, model: str, last: bool = False
+) -> dict[int, float]:
     """By seed."""
     return {
         result.cell.seed: result.score(model, last)
@@ -154,13 +161,13 @@ def scores(results: Iterable[Result], pair: Pair, method: str, model: str, last:
 
 
 def compare(
-    results: Sequence[Result], pairs: Sequence[Pair], methods: Sequence[str], reference: str
+    results: Sequence[Result], pairs: Sequence[Pair | Transfer], methods: Sequence[str], reference: str
 ) -> list[Comparison]:
     """Every method with the reference on every model, where they share a seed. Holm's correction is over the single
     models; the mean of both is no further question, and gets no corrected p."""
     found: list[Comparison] = []
     for pair in pairs:
-        for model in (*pair.models, BOTH):
+        for model in models_and_mean(pair):
             base = scores(results, pair, reference, model)
             for method in methods:
                 ours = scores(results, pair, method, model)
@@ -207,6 +214,47 @@ def rows(results: Iterable[Result]) -> list[dict[str, object]]:
         for result in results
         for model, outcome in result.outcomes.items()
     ]
+
+
+TRANSFER_COLUMNS = ("target", "proxy", "method", "lambda", "seed", "score", "wall_s")
+BEFORE = "before"  # a target without any training
+
+
+def transfer_rows(results: Iterable[Result]) -> list[dict[str, object]]:
+    """One per run of a transfer, and one per target before training. A run that reads no proxy stands once, without
+    one. wall_s leaves out what the proxy's run cost."""
+    table: dict[tuple[object, ...], dict[str, object]] = {}
+    for result in results:
+        pair, method = result.cell.pair, result.cell.method
+        assert isinstance(pair, Transfer)
+        (outcome,) = result.outcomes.values()
+        proxy = "-".join(pair.proxies) if result.cell.runs[0].source else ""
+        for who, name, score, wall_s in (
+            ("", BEFORE, outcome.before, 0.0),
+            (proxy, method, outcome.score, result.full.wall_s),
+        ):
+            key = (pair.label, who, name, result.cell.seed)
+            table.setdefault(
+                key,
+                {
+                    "target": pair.label,
+                    "proxy": who,
+                    "method": name,
+                    "lambda": "" if name == BEFORE else calibration_of(result.run),
+                    "seed": result.cell.seed,
+                    "score": round(score, 6),
+                    "wall_s": round(wall_s, 3),
+                },
+            )
+    return [table[key] for key in sorted(table, key=str)]
+
+
+def calibration_of(run: Run) -> float | str:
+    """lambda of a run whose method has one, else nothing."""
+    method = run.config["method"]
+    if method["name"] == "w2s_opd":
+        return 1 / float(method["strength"])
+    return float(method["calibration"]) if "calibration" in method else ""
 
 
 def to_csv(table: Iterable[Mapping[str, object]], columns: Sequence[str]) -> str:

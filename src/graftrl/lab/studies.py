@@ -18,12 +18,21 @@ class LabMethod:
 
     trains: "pair": one run trains both models. "alone": one run each, so that all pairs with a model share its run.
         "stored": one run each, with the rollout log of the peer's own run of the baseline with the same seed.
+        "transfer": the target of a `Transfer` reads what its proxy's run with the same seed left.
     overrides: of the recipe (`key=value`), the method among them.
+    scorers: of a transfer, which model each scorer is: the proxy "before" or "after" its run, or a model's name.
+    quarters: of the proxy's run, after which "after" is.
+    log: a transfer's name for the proxy as a stored peer, where the rollout log of its run is read too.
+    steps: instead of the regime's.
     """
 
     name: str
-    trains: Literal["pair", "alone", "stored"]
+    trains: Literal["pair", "alone", "stored", "transfer"]
     overrides: tuple[str, ...]
+    scorers: tuple[tuple[str, str], ...] = ()
+    quarters: int = 4
+    log: str | None = None
+    steps: int | None = None
 
 
 # HACPO is published with minibatches of twice the baseline's prompts: own and peer rows are cut apart, so that a step
@@ -47,7 +56,45 @@ _SPECIAL = (
     LabMethod("graft-hacpo-update", "pair", ("method=graft-hacpo-update", "training.minibatch_prompts=16")),
     LabMethod("graft-stored", "stored", ("method=graft",)),
 )
-LAB_METHODS: dict[str, LabMethod] = {method.name: method for method in _SPECIAL}
+_TEACHER = (("teacher", "after"),)
+_CHANGE = (("expert", "after"), ("base", "before"))
+# As many optimizer steps as the baseline has, and the exact signal where the vocabulary is shared.
+_FULL = ("method.estimator=full", "method.single_minibatch=false")
+_SPANS = ("method.single_minibatch=false",)
+TRANSFER_STEPS = 30
+CALIBRATIONS = (0.5, 0.7, 1.0, 1.4, 2.0)  # lambda, evenly spaced in its logarithm
+EXPLORED = (1, 2)  # quarters of the proxy's run, besides the whole
+
+
+def calibrated(value: float) -> str:
+    """The name of P-OPD with this lambda."""
+    return "p_opd" if value == 1 else f"p_opd-lambda-{value:g}"
+
+
+def explored(quarters: int) -> str:
+    """The name of P-OPD with the expert after so many quarters of the proxy's run."""
+    return "p_opd" if quarters == 4 else f"p_opd-quarter-{quarters}"
+
+
+def _transfer(name: str, scorers: tuple[tuple[str, str], ...], *overrides: str, quarters: int = 4) -> LabMethod:
+    return LabMethod(name, "transfer", overrides, scorers, quarters, steps=TRANSFER_STEPS)
+
+
+_TRANSFERS = (
+    *(_transfer(name, _TEACHER, f"method={name}", *_FULL) for name in ("opd", "opd_ft", "opd_urm", "ra_opd")),
+    # Reinforcement learning with a teacher's help, so as long as the baseline.
+    LabMethod("rstg", "transfer", ("method=rstg", "method.estimator=full"), _TEACHER, log="teacher"),
+    # What scale instils: a larger against a smaller model, neither of them trained.
+    _transfer("w2s_opd", (("positive", "M"), ("negative", "S")), "method=w2s_opd", *_FULL),
+    _transfer("opd-spans", _TEACHER, "method=opd", *_SPANS),
+    _transfer("p_opd-spans", _CHANGE, "method=p_opd", *_SPANS),
+    *(
+        _transfer(calibrated(value), _CHANGE, "method=p_opd", *_FULL, f"method.calibration={value}")
+        for value in CALIBRATIONS
+    ),
+    *(_transfer(explored(quarters), _CHANGE, "method=p_opd", *_FULL, quarters=quarters) for quarters in EXPLORED),
+)
+LAB_METHODS: dict[str, LabMethod] = {method.name: method for method in (*_SPECIAL, *_TRANSFERS)}
 
 
 def lab_method(name: str) -> LabMethod:
@@ -56,9 +103,20 @@ def lab_method(name: str) -> LabMethod:
 
 
 @dataclass(frozen=True)
+class Grid:
+    """Methods on a transfer, with seeds 0, 1, ... up to `seeds`."""
+
+    transfer: str
+    methods: tuple[str, ...]
+    seeds: int = SEEDS
+
+
+@dataclass(frozen=True)
 class Study:
     """What one command trains and writes.
 
+    pairs, methods: all methods on all pairs; of a study of transfers, what its grids name.
+    grids: what a study of transfers trains.
     references: methods that all others are compared with, paired by seed.
     parts: of the results page, in order; names of `graftrl.lab.pages.PARTS`.
     labels: what the page calls a method, where its name does not say enough.
@@ -72,11 +130,22 @@ class Study:
     references: tuple[str, ...] = (BASELINE,)
     parts: tuple[str, ...] = ("verdicts", "scores", "curves", "paper")
     labels: tuple[tuple[str, str], ...] = ()
+    grids: tuple[Grid, ...] = ()
+
+    def trained_on(self, pair: str) -> list[tuple[str, int | None]]:
+        """Methods on a pair or transfer, each with its number of seeds where that is limited."""
+        if not self.grids:
+            return [(method, None) for method in self.methods]
+        return [(method, grid.seeds) for grid in self.grids if grid.transfer == pair for method in grid.methods]
 
     def label(self, method: str) -> str:
         return dict(self.labels).get(method, method)
 
 
+_VARIANTS = ("opd_ft", "opd_urm", "ra_opd", "rstg", "w2s_opd")
+_SWEEP = tuple(calibrated(value) for value in CALIBRATIONS if value != 1)
+_BUDGETS = tuple(explored(quarters) for quarters in EXPLORED)
+_SPANNED = ("opd-spans", "p_opd-spans")
 _ALL_PAIRS = ("A-B", "A-C", "B-C")
 _FIRST_PAIR = ("A-B",)
 
@@ -197,6 +266,30 @@ STUDIES: dict[str, Study] = {
             ("A-B", "A-B-short", "A-B-long", "A-B-programs", "A-B-style", "A-B-lenient"),
             ("grpo", "graft", "sgt", "scion"),
             parts=("verdicts", "scores", "exchange", "curves"),
+        ),
+        Study(
+            "distillation",
+            "Distillation from a proxy",
+            "Does a target gain more from what reinforcement learning changed in a proxy (P-OPD) than from the proxy "
+            "itself (OPD), and when is either worth its cost?",
+            ("M-A", "S-A", "M-A_trained", "M-S-A", "M-B", "P-A", "M", "S", "P"),
+            ("grpo", "opd", "p_opd", *_SWEEP, *_BUDGETS, *_VARIANTS, *_SPANNED),
+            references=("grpo", "opd"),
+            parts=("scores",),
+            grids=(
+                Grid("M", ("grpo",)),
+                Grid("M-A", ("grpo", "opd", "p_opd")),
+                Grid("S-A", ("grpo", "opd", "p_opd"), seeds=3),
+                Grid("M-A_trained", ("opd", "p_opd"), seeds=3),
+                Grid("M-A", (*_SWEEP, *_BUDGETS), seeds=3),
+                Grid("S", ("grpo",), seeds=3),
+                Grid("S-A", _SWEEP[1:], seeds=3),
+                Grid("M-S-A", ("grpo", "p_opd"), seeds=3),
+                Grid("M-A", _VARIANTS, seeds=3),
+                Grid("M-B", ("grpo", *_SPANNED), seeds=3),
+                Grid("P", ("grpo",), seeds=3),
+                Grid("P-A", ("grpo", "opd", "p_opd"), seeds=3),
+            ),
         ),
     )
 }

@@ -9,17 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from graftrl.lab.cache import CACHE, ensure_warm_pair, link_names
-from graftrl.lab.models import LAB_MODELS, LabModel
-from graftrl.lab.warmup import WarmupSettings
+from graftrl.lab.models import LAB_MODELS
 
-PROXY = LabModel("P", "llama", "digit_comma", hidden_size=40, intermediate_size=96)
-TARGET, SECOND = LAB_MODELS["A"], LAB_MODELS["B"]
-PROXY_WARMUP = WarmupSettings(steps=1000, learning_rate=6e-3, strong_offset=1)
+PROXY, TARGET, SECOND = LAB_MODELS["P"], LAB_MODELS["A"], LAB_MODELS["B"]
 
 
 def prepare(cache: Path) -> dict[str, Path]:
     """Folders by name, P, A and B, each with a short link `<cache>/P` beside it; they come with the package."""
-    folders = ensure_warm_pair(cache, models=(PROXY, TARGET, SECOND), settings={PROXY.name: PROXY_WARMUP})
+    folders = ensure_warm_pair(cache, models=(PROXY, TARGET, SECOND))
     link_names(folders)
     return folders
 

@@ -59,6 +59,9 @@ WARMUPS: dict[str, WarmupSettings] = {
     "A": WarmupSettings(),
     "B": WarmupSettings(steps=800, strong_offset=1),
     "C": WarmupSettings(steps=1000, strong_period=3, strong_offset=2),
+    "S": WarmupSettings(learning_rate=6e-3),
+    "M": WarmupSettings(learning_rate=5e-3),
+    "P": WarmupSettings(steps=1000, learning_rate=6e-3, strong_offset=1),
 }
 
 
