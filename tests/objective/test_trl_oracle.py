@@ -184,12 +184,21 @@ def test_dual_clip(batch):
     assert ours[0] != our_loss(batch, token_mean, surrogate_of(batch))[0]  # the bound was reached
 
 
-def test_sequence_ratio(batch):
+def test_a_delta_below_the_upper_clip_is_another_bound_in_trl(batch):
+    def token_loss(logprobs):
+        return -dual_clipped_surrogate(logprobs, batch.old, batch.advantages, LOW, HIGH, 1.1)
+
+    ours, theirs = our_loss(batch, token_mean, token_loss), trl_loss(batch, "dapo", delta=1.1)
+    assert ours[0] != pytest.approx(theirs[0], rel=1e-6)
+
+
+@pytest.mark.parametrize(("loss_type", "reduction"), [("grpo", sequence_mean), ("dapo", token_mean)])
+def test_sequence_ratio(batch, loss_type, reduction):
     def token_loss(logprobs):
         log_ratio = sequence_log_ratio(logprobs, batch.old, batch.mask)
         return -clipped_surrogate(log_ratio, torch.zeros_like(log_ratio), batch.advantages, LOW, HIGH)
 
-    assert_same(our_loss(batch, sequence_mean, token_loss), trl_loss(batch, "grpo", level="sequence"))
+    assert_same(our_loss(batch, reduction, token_loss), trl_loss(batch, loss_type, level="sequence"))
 
 
 def test_group_advantages_use_the_same_standard_deviation():

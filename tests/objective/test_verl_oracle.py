@@ -77,6 +77,7 @@ def assert_same(ours, theirs):
         ("token-mean", token_mean, None),
         ("seq-mean-token-mean", sequence_mean, None),
         ("seq-mean-token-sum-norm", response_limit(LIMIT), LIMIT),
+        ("seq-mean-token-sum", response_limit(1), None),
     ],
 )
 @pytest.mark.parametrize("dual_clip", [3.0, 1.2])
