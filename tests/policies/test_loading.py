@@ -238,7 +238,7 @@ def test_hub_id_that_cannot_be_reached(monkeypatch):
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    assert "no such directory, and as a hub id" in failure("nobody/no-such-model")
+    assert "not (whole) in the hub's local cache" in failure("nobody/no-such-model")
 
 
 def _damage(folder, file, content: bytes | None):

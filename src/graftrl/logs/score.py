@@ -21,6 +21,7 @@ from graftrl.logs.reader import check_file, collect, log_files
 from graftrl.logs.rollouts import ROLLOUT_SCHEMA, write_frame
 from graftrl.policies.config import SamplingSettings
 from graftrl.policies.hf import HFPolicy
+from graftrl.policies.loading import context_length
 from graftrl.rollout import Prompt, Row
 
 _ROWS_AT_ONCE = 1024
@@ -108,7 +109,7 @@ def _score_rows(file: Path, rows: pl.DataFrame, policy: HFPolicy, result: Scored
         found.extend((at, row.response_token_ids, s) for (at, row), s in zip(waiting, scores, strict=True))
         waiting.clear()
 
-    positions = getattr(policy.loaded.causal_lm.config.get_text_config(), "max_position_embeddings", None)
+    positions = context_length(policy.loaded.causal_lm)
     columns = (
         "row",
         "policy_version",

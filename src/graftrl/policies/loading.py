@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from graftrl.errors import ModelError
+from graftrl.hub import hub_or_cache
 from graftrl.policies.codec import Codec
 from graftrl.policies.config import SamplingSettings, WeightsSettings
 from graftrl.policies.logprobs import Head

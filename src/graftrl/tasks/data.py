@@ -136,7 +136,12 @@ def _hub_rows(source: DataSource) -> Iterator[Row]:
         import datasets
     except ImportError as error:
         raise ConfigError("hub data sets need the `datasets` package: pip install 'graftrl[hub]'") from error
+    from graftrl.hub import hub_or_cache  # late, as the package above
+
+    obstacle: str | None = None
     try:
-        return iter(datasets.load_dataset(source.hub, source.subset, split=source.split))
+        with hub_or_cache() as obstacle:
+            return iter(datasets.load_dataset(source.hub, source.subset, split=source.split))
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise DataError(f"{source.name}: {error}") from error
+        why = str(error) if obstacle is None else f"not in the hub's local cache, and {obstacle}"
+        raise DataError(f"{source.name}: {why}") from error
