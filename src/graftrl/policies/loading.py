@@ -129,11 +129,16 @@ def resolve(name: str, settings: WeightsSettings) -> str:
 
 @contextlib.contextmanager
 def _named_errors(name: str, settings: WeightsSettings, what: str) -> Iterator[None]:
+    local = Path(settings.path).expanduser().exists()
+    obstacle: str | None = None
     try:
-        yield
+        with contextlib.nullcontext() if local else hub_or_cache() as obstacle:
+            yield
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        if not Path(settings.path).expanduser().exists():
+        if obstacle is not None:
+            reason = f"no such directory, not (whole) in the hub's local cache, and {obstacle}"
+        elif not local:
             reason = f"no such directory, and as a hub id: {reason}"
         where = f"{settings.place(name)}.path"
         raise ModelError(f"{where}: cannot load the {what} of {settings.path!r}: {reason}") from error
