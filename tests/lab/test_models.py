@@ -14,6 +14,7 @@ from graftrl.lab.models import ALPHABET, LAB_MODELS, LabModel, build_model, buil
 from graftrl.lab.programs import HiddenProgramsConfig, build_hidden_programs
 
 RESPONSE = "A:6,2,9,5,1,4,1,3;E:8,6,7,5,3,2,3,9"
+SIZES = {"A": 90_000, "B": 115_000, "C": 190_000, "S": 25_000, "M": 53_000, "P": 41_600}
 TOKENIZERS = {name: build_tokenizer(model) for name, model in LAB_MODELS.items()}
 
 
@@ -40,7 +41,11 @@ def test_merges() -> None:
 
 
 def test_responses_have_about_the_same_length() -> None:
-    assert {name: len(pieces(name, RESPONSE)) + 1 for name in LAB_MODELS} == {"A": 22, "B": 20, "C": 20}
+    assert {name: len(pieces(name, RESPONSE)) + 1 for name in LAB_MODELS} == {
+        "B": 20,
+        "C": 20,
+        **dict.fromkeys("ASMP", 22),
+    }
 
 
 def test_padding_and_special_tokens() -> None:
@@ -69,7 +74,7 @@ def test_auto_classes_load_the_same_model(saved: tuple[LabModel, Path]) -> None:
         assert torch.equal(network(ids).logits, build_model(model, seed=0).eval()(ids).logits)
     assert network.dtype == torch.float32
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    assert parameters == pytest.approx({"A": 90_000, "B": 115_000, "C": 190_000}[model.name], rel=0.03)
+    assert parameters == pytest.approx(SIZES[model.name], rel=0.03)
 
 
 def test_auto_tokenizer_is_the_built_one(saved: tuple[LabModel, Path]) -> None:

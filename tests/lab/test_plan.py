@@ -12,26 +12,25 @@ from graftrl.errors import ConfigError
 from graftrl.lab import pages
 from graftrl.lab.cache import warm_folders
 from graftrl.lab.models import LAB_MODELS
-from graftrl.lab.pairs import PAIRS, REGIMES
+from graftrl.lab.pairs import PAIRS, REGIMES, TRANSFERS
 from graftrl.lab.plan import (
     Laboratory,
     RunKey,
     cell_of,
     cells_of,
     expected_seconds,
-    log_of,
     missing_models,
-    pairs_named,
+    pairs_of,
     runs_of,
     total_seconds,
 )
-from graftrl.lab.studies import STUDIES
+from graftrl.lab.studies import STUDIES, lab_method
 
 TABLES = {"main", "stored", "ablation", "designs", "delta", "position", "cost", "stability"}
 
 
 def _runs(study: str, seeds: int = 1) -> list[RunKey]:
-    return runs_of(cells_of(STUDIES[study], pairs_named(STUDIES[study].pairs), seeds))
+    return runs_of(cells_of(STUDIES[study], pairs_of(STUDIES[study]), seeds))
 
 
 def test_three_pairs_differ_in_architecture_tokenizer_and_size() -> None:
@@ -47,7 +46,7 @@ def test_three_pairs_differ_in_architecture_tokenizer_and_size() -> None:
 def test_every_table_of_the_paper_is_a_study_of_known_pairs_and_parts() -> None:
     assert STUDIES.keys() >= TABLES
     for study in STUDIES.values():
-        assert pairs_named(study.pairs)
+        assert pairs_of(study)
         assert set(study.references) <= set(study.methods)
         assert set(study.parts) <= pages.PARTS.keys()
         assert set(dict(study.labels)) <= set(study.methods)
@@ -62,12 +61,16 @@ def test_every_run_of_every_study_is_a_valid_recipe(study: str, tmp_path: Path) 
         recipe = load_recipe(job.recipe, job.overrides)
         assert recipe.seed == key.seed
         assert tuple(recipe.models) == key.models
-        assert tuple(recipe.peers) == ((key.source,) if key.source else ())
-        assert recipe.training.steps == 60
+        method = lab_method(key.method)
+        peer = method.log if method.trains == "transfer" else key.source and key.source.models[0]
+        assert tuple(recipe.peers) == ((peer,) if peer else ())
+        assert set(recipe.scorers) == set(dict(method.scorers))
+        assert recipe.training.steps == lab.steps_of(key)
         assert recipe.task.validation_size == recipe.evaluation.prompts == 960
         assert {name: getattr(recipe.task, name) for name in REGIMES[key.regime].task} == REGIMES[key.regime].task
         for model, settings in recipe.models.items():
-            assert settings.path == str(lab.model_folder(key.regime, model))
+            start = lab.folder(key.start) / "checkpoints" / "step-000040" / model if key.start else None
+            assert settings.path == str(start or lab.model_folder(key.regime, model))
             assert settings.optimizer.lr == 3e-4
         folders.add(job.folder)
     assert len(folders) == len(_runs(study))
@@ -109,12 +112,80 @@ def test_a_stored_peer_is_the_peers_own_run_of_the_same_seed_and_comes_first(tmp
     ]  # fmt: skip
     job = lab.job(keys[1], 1.0)
     assert job.after == (lab.folder(keys[0]),)
-    assert log_of(keys[1]) == keys[0]
+    assert keys[1].source == keys[0]
     assert load_recipe(job.recipe, job.overrides).peers["C"].log == [lab.folder(keys[0])]
 
 
+def _one(transfer: str, method: str, seed: int = 0) -> RunKey:
+    return cell_of(TRANSFERS[transfer], method, seed).runs[0]
+
+
+def test_a_transfer_reads_the_proxys_run_of_the_same_seed_before_and_after(tmp_path: Path) -> None:
+    lab = laboratory(tmp_path, steps=None)
+    proxy, target = runs_of([cell_of(TRANSFERS["M-A"], "p_opd", 2)])
+    assert (proxy.name, target.name) == ("M transfer grpo seed 2", "A-from-M transfer p_opd seed 2")
+    job = lab.job(target, 1.0)
+    assert job.after == (lab.folder(proxy),)
+    scorers = load_recipe(job.recipe, job.overrides).scorers
+    assert scorers["expert"].path == str(lab.folder(proxy) / "checkpoints" / "step-000040" / "M")
+    assert scorers["base"].path == str(lab.model_folder("transfer", "M"))
+
+
+@pytest.mark.parametrize(
+    ("steps", "quarter", "taken", "every"), [(None, 1, 10, 10), (None, 2, 20, 10), (10, 1, 2, 2), (2, 1, 1, 1)]
+)
+def test_experts_are_taken_from_checkpoints_that_the_proxys_run_keeps(
+    steps: int | None, quarter: int, taken: int, every: int, tmp_path: Path
+) -> None:
+    lab = laboratory(tmp_path, steps)
+    key = _one("M-A", f"p_opd-quarter-{quarter}")
+    job = lab.job(key, 1.0)
+    expert = load_recipe(job.recipe, job.overrides).scorers["expert"].path
+    assert expert.endswith(f"M/grpo-seed0/checkpoints/step-{taken:06d}/M")
+    assert key.source is not None
+    of_proxy = lab.job(key.source, 1.0)
+    checkpoint = load_recipe(of_proxy.recipe, of_proxy.overrides).checkpoint
+    assert checkpoint.every == every
+    assert checkpoint.keep >= lab.steps_of(key.source) // every
+
+
+def test_a_sequence_goes_on_from_what_the_middle_model_learnt(tmp_path: Path) -> None:
+    lab = laboratory(tmp_path, steps=None)
+    keys = runs_of([cell_of(TRANSFERS["M-S-A"], "p_opd", 1)])
+    assert [key.who for key in keys] == ["M", "S-from-M", "A-from-S-from-M"]
+    job = lab.job(keys[2], 1.0)
+    scorers = load_recipe(job.recipe, job.overrides).scorers
+    assert scorers["expert"].path == str(lab.folder(keys[1]) / "checkpoints" / "step-000030" / "S")
+    assert scorers["base"].path == str(lab.model_folder("transfer", "S"))
+
+
+def test_a_trained_target_starts_where_its_own_run_ended(tmp_path: Path) -> None:
+    lab = laboratory(tmp_path, steps=None)
+    keys = runs_of([cell_of(TRANSFERS["M-A_trained"], "opd", 0)])
+    assert [key.who for key in keys] == ["M", "A", "A_trained-from-M"]
+    job = lab.job(keys[2], 1.0)
+    assert set(job.after) == {lab.folder(key) for key in keys[:2]}
+    start = load_recipe(job.recipe, job.overrides).models["A"].path
+    assert start == str(lab.folder(keys[1]) / "checkpoints" / "step-000040" / "A")
+
+
+def test_transfers_share_runs_and_side_parts_have_fewer_seeds() -> None:
+    study = STUDIES["distillation"]
+    cells = cells_of(study, pairs_of(study), 5)
+    assert cell_of(TRANSFERS["M-A"], "grpo", 0).runs == cell_of(TRANSFERS["S-A"], "grpo", 0).runs
+    seeds = {(cell.pair.name, cell.method): 0 for cell in cells}
+    for cell in cells:
+        seeds[cell.pair.name, cell.method] += 1
+    assert [seeds["M-A", method] for method in ("grpo", "opd", "p_opd")] == [5, 5, 5]
+    assert min(seeds.values()) == 3
+    assert len(set(cells)) == len(cells)  # grids overlap
+    assert [cell.seed for cell in cells if cell.method == "opd_ft"] == [0, 1, 2]
+    assert set(study.methods) == {method for grid in study.grids for method in grid.methods}
+    assert set(study.pairs) == {grid.transfer for grid in study.grids}
+
+
 def test_seeds_are_the_outer_loop() -> None:
-    seeds = [cell.seed for cell in cells_of(STUDIES["main"], pairs_named(["A-B"]), 3)]
+    seeds = [cell.seed for cell in cells_of(STUDIES["main"], [PAIRS["A-B"]], 3)]
     assert seeds == sorted(seeds)
     assert set(seeds) == {0, 1, 2}
 
@@ -126,14 +197,16 @@ def test_reduced_runs_lie_apart_and_regimes_have_models_of_their_own(tmp_path: P
     assert reduced.folder(key) == whole.root / "steps-2" / "base" / "A-B" / "graft-seed0"
     assert same.folder(key) == whole.folder(key)
     of_b = {regime: whole.model_folder(regime, "B") for regime in REGIMES}
-    assert of_b["base"] == of_b["lenient"]  # only the rewards differ
-    assert len(set(of_b.values())) == len(REGIMES) - 1
+    assert of_b["base"] == of_b["lenient"] == of_b["transfer"]  # only rewards or steps differ
+    assert len(set(of_b.values())) == len(REGIMES) - 2
     assert whole.model_folder("style", "A") == whole.model_folder("base", "A")
 
 
 def test_what_cannot_be_planned_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unknown laboratory pair 'A-Z'; there are A-B, A-C"):
-        pairs_named(["A-Z"])
+        pairs_of(STUDIES["main"], ["A-Z"])
+    with pytest.raises(ConfigError, match="unknown laboratory transfer 'A-B'; there are S, M, P, M-A"):
+        pairs_of(STUDIES["distillation"], ["A-B"])
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("name: x\nmethod: grpo\nmodels: {A: {path: a}}\ntask: {kind: function, prompts: 'a:b', "
                       "verifier: 'a:c'}\ntraining: {steps: 1}\n")  # fmt: skip

@@ -103,14 +103,18 @@ def _proxy_run(transfer: Transfer, seed: int) -> RunKey:
 
 
 def cells_of(study: Study, pairs: Sequence[Pair | Transfer], seeds: int) -> list[Cell]:
-    """Seeds in the outer loop, so that a study that is interrupted is balanced."""
-    return [
-        cell_of(pair, method, seed)
-        for seed in range(seeds)
-        for pair in pairs
-        for method, most in study.trained_on(pair.name)
-        if most is None or seed < most
+    """Seeds in the outer loop, of the study or of each of its grids, so that one that is interrupted is balanced."""
+    if not study.grids:
+        return [cell_of(pair, method, seed) for seed in range(seeds) for pair in pairs for method in study.methods]
+    named = {pair.name: pair for pair in pairs}
+    cells = [
+        cell_of(named[grid.transfer], method, seed)
+        for grid in study.grids
+        if grid.transfer in named
+        for seed in range(min(seeds, grid.seeds))
+        for method in grid.methods
     ]
+    return list(dict.fromkeys(cells))
 
 
 def pairs_of(study: Study, names: Iterable[str] = ()) -> list[Pair | Transfer]:

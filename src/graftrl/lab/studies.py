@@ -116,7 +116,7 @@ class Study:
     """What one command trains and writes.
 
     pairs, methods: all methods on all pairs; of a study of transfers, what its grids name.
-    grids: what a study of transfers trains.
+    grids: what a study of transfers trains, the most important first; they may overlap.
     references: methods that all others are compared with, paired by seed.
     parts: of the results page, in order; names of `graftrl.lab.pages.PARTS`.
     labels: what the page calls a method, where its name does not say enough.
@@ -132,16 +132,11 @@ class Study:
     labels: tuple[tuple[str, str], ...] = ()
     grids: tuple[Grid, ...] = ()
 
-    def trained_on(self, pair: str) -> list[tuple[str, int | None]]:
-        """Methods on a pair or transfer, each with its number of seeds where that is limited."""
-        if not self.grids:
-            return [(method, None) for method in self.methods]
-        return [(method, grid.seeds) for grid in self.grids if grid.transfer == pair for method in grid.methods]
-
     def label(self, method: str) -> str:
         return dict(self.labels).get(method, method)
 
 
+_MAIN = ("grpo", "opd", "p_opd")
 _VARIANTS = ("opd_ft", "opd_urm", "ra_opd", "rstg", "w2s_opd")
 _SWEEP = tuple(calibrated(value) for value in CALIBRATIONS if value != 1)
 _BUDGETS = tuple(explored(quarters) for quarters in EXPLORED)
@@ -273,22 +268,25 @@ STUDIES: dict[str, Study] = {
             "Does a target gain more from what reinforcement learning changed in a proxy (P-OPD) than from the proxy "
             "itself (OPD), and when is either worth its cost?",
             ("M-A", "S-A", "M-A_trained", "M-S-A", "M-B", "P-A", "M", "S", "P"),
-            ("grpo", "opd", "p_opd", *_SWEEP, *_BUDGETS, *_VARIANTS, *_SPANNED),
+            (*_MAIN, *_SWEEP, *_BUDGETS, *_VARIANTS, *_SPANNED),
             references=("grpo", "opd"),
             parts=("scores",),
             grids=(
-                Grid("M", ("grpo",)),
-                Grid("M-A", ("grpo", "opd", "p_opd")),
-                Grid("S-A", ("grpo", "opd", "p_opd"), seeds=3),
+                Grid("M", ("grpo",), seeds=3),
+                Grid("M-A", _MAIN, seeds=3),
                 Grid("M-A_trained", ("opd", "p_opd"), seeds=3),
-                Grid("M-A", (*_SWEEP, *_BUDGETS), seeds=3),
                 Grid("S", ("grpo",), seeds=3),
-                Grid("S-A", _SWEEP[1:], seeds=3),
+                Grid("S-A", _MAIN, seeds=3),
+                Grid("M-A", _SWEEP, seeds=3),
+                Grid("M-A", _BUDGETS, seeds=3),
                 Grid("M-S-A", ("grpo", "p_opd"), seeds=3),
                 Grid("M-A", _VARIANTS, seeds=3),
                 Grid("M-B", ("grpo", *_SPANNED), seeds=3),
+                Grid("M", ("grpo",)),
+                Grid("M-A", _MAIN),
+                Grid("S-A", _SWEEP[1:], seeds=3),
                 Grid("P", ("grpo",), seeds=3),
-                Grid("P-A", ("grpo", "opd", "p_opd"), seeds=3),
+                Grid("P-A", _MAIN, seeds=3),
             ),
         ),
     )
