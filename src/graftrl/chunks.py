@@ -77,13 +77,17 @@ class Record:
     name: str
     noun: str
 
+    @property
+    def file(self) -> str:
+        return f"{self.name}.yaml"
+
     def read(self, root: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """What was asked and the models' files; None where the folder holds nothing yet.
 
         Raises:
             RunError: the folder holds something else.
         """
-        file = root / f"{self.name}.yaml"
+        file = root / self.file
         if not file.is_file():
             if (root / "rollouts").exists() or (root / "config.yaml").exists():
                 raise RunError(f"{root} holds something else than {self.noun}; choose another --out")
@@ -101,7 +105,7 @@ class Record:
 
     def write(self, root: Path, asked: dict[str, Any], files: dict[str, Any]) -> None:
         held = {self.name: asked, "weights": files}
-        write_text(root / f"{self.name}.yaml", yaml.safe_dump(held, sort_keys=False, allow_unicode=True))
+        write_text(root / self.file, yaml.safe_dump(held, sort_keys=False, allow_unicode=True))
 
     def refuse_other(self, root: Path, held: dict[str, Any], asked: dict[str, Any]) -> None:
         """Raises RunError, naming the first key of the two whose values differ."""
@@ -122,6 +126,9 @@ class Record:
                     f"{root}: the files of model {name!r} have changed since its responses were sampled; choose "
                     "another --out or remove that folder"
                 )
+
+
+EVALUATION = Record("eval", "an evaluation")
 
 
 def model_record(settings: ModelSettings) -> dict[str, Any]:

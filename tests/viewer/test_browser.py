@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from run_builder import make_run
+from run_builder import group, make_run
 
+from graftrl.chunks import EVALUATION
 from graftrl.logs.rollouts import write_rollouts, write_transfers
 from graftrl.methods import Transfer
 from graftrl.policies.config import SamplingSettings
@@ -115,6 +116,49 @@ def test_the_policy_would_hold_where_the_page_failed(
     assert ("<title>ran</title>" in page) is not policy
     assert ("/ran-script" in asked) is not policy
     assert ("/ran-image" in asked) is not policy
+
+
+CONTROL = "\x1b[2J\x1b[31mred\x1b]8;;http://evil.example\x07link \u202eoverride \u2066isolate \x00nul \u0085 \u2028"
+LINKS = (
+    "[a](javascript:document.title='ran') javascript:document.title='ran' http://evil.example data:text/html,<b>x</b>"
+)
+LONG = "x" * 60_000
+
+
+def test_links_control_characters_and_long_lines_stay_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path / "run", steps=1, text=f"{CONTROL}{LINKS}{LONG}")
+    with serving(run, [], monkeypatch) as server:
+        page = page_after_running(server.url, tmp_path / "profile")
+    links = re.findall(r'(?:href|src)="([^"]*)"', page)
+    assert links and all(link.startswith("#") or link in ("view.css", "view.js") for link in links)
+    assert "<title>graftrl view</title>" in page
+    shown = unescape(page)
+    for text in (LINKS, LONG, "\u202eoverride", "\x1b[31mred", "nul"):
+        assert text in shown
+    # What turns the direction of writing is kept inside of its element, and a long line is broken.
+    style = (Path(serving_module.__file__).parent / "static" / "view.css").read_text()
+    (isolated,) = re.findall(r"([^\n]*) { unicode-bidi: isolate; }", style)
+    assert {"pre", "code", ".tokens", ".where"} <= {name.strip() for name in isolated.split(",")}
+    assert re.search(r"pre, \.tokens {[^}]*overflow-wrap: anywhere", style)
+
+
+def test_an_evaluation_speaks_of_runs_and_hides_what_only_training_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "eval"
+    for model, reward in (("A", 0.0), ("B", 1.0)):
+        write_rollouts(
+            root / "rollouts" / model / "sums" / "run-01-chunk-0001.parquet",
+            run="eval", step=1, groups={model: [group(model, "p1", [reward], "said")]}, sampling=SamplingSettings(),
+            fingerprints={model: model}, policy_version=40,
+        )  # fmt: skip
+    EVALUATION.write(root, {"models": {}, "benchmarks": {"sums": {}}}, {})
+    with serving(root, [], monkeypatch) as server:
+        page = page_after_running(server.url, tmp_path / "profile")
+    for text in ("Run 1 · p1", "run 1 · p1", "only this run", "pass@1 of A 0.0 %, pass@1 of B 100.0 %"):
+        assert text in page
+    assert "checkpoint of step 40" in page and "weights after" not in page and "advantage" not in page
+    assert re.search(r'id="exchange-choice" hidden', page)
 
 
 def test_the_page_shows_a_prompt_and_follows_its_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,8 @@ def fits(query: Query, group: Said, said: list[Said]) -> bool:
     peers = [g for g in said if (g.step, g.prompt) == (group.step, group.prompt) and g.model != group.model]
     text = query.text.lower()
     where = [*group.texts, group.question, group.reference]
-    kinds = {"": True, "fail": k == 0, "success": k == n, "mixed": 0 < k < n}
+    others = [g for g in said if (g.step, g.prompt) == (group.step, group.prompt) and g.rewards.count(1.0)]
+    kinds = {"": True, "fail": k == 0, "behind": k == 0 and bool(others), "success": k == n, "mixed": 0 < k < n}
     exchanges = {
         "": True,
         "taken": "admitted" in group.statuses,

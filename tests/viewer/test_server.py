@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import math
 import socket
@@ -14,7 +15,9 @@ from urllib.parse import urlencode
 import numpy as np
 import pytest
 from run_builder import group, make_run
+from run_builder import write_evaluation as write_validation
 
+from graftrl.chunks import EVALUATION
 from graftrl.errors import ConfigError, DataError, RunError
 from graftrl.lab.cache import SHIPPED
 from graftrl.logs.rollouts import write_rollouts, write_transfers
@@ -204,7 +207,7 @@ def test_a_prompt_shows_both_groups_and_their_fate(server: ViewServer) -> None:
         ("prompts", {"run": "x"}, "run 'x': not a number"),
         ("prompts", {"first": 10**12}, "too large"),
         ("prompts", {"low": "nan"}, "too large"),
-        ("prompts", {"reward": "good"}, "not one of fail, mixed, success"),
+        ("prompts", {"reward": "good"}, "not one of fail, behind, mixed, success"),
         ("prompt", {"step": 1}, "no prompt '' in step 1"),
         ("prompt", {"prompt": "p1"}, "step '': not a number"),
         ("tokens", {"step": 1, "prompt": "p1", "of": "A", "index": 9}, "no response 9 of 'A'"),
@@ -288,6 +291,78 @@ def test_runs_that_have_not_begun_are_left_out_unless_there_is_no_other(tmp_path
     assert [run.path for run in open_runs([tmp_path / "all"])] == [begun]
     with pytest.raises(RunError, match="no step has been finished yet"):
         open_runs([empty])
+
+
+def write_evaluation(root: Path, *, runs: int = 2, benchmarks: tuple[str, ...] = ("sums", "humaneval+")) -> Path:
+    """Two models on some benchmarks; A solves p1 never and p2 always, B both once of twice."""
+    rewards = {"A": ([0.0, 0.0], [1.0, 1.0]), "B": ([1.0, 0.0], [0.0, 1.0])}
+    for model, name, run in itertools.product(rewards, benchmarks, range(1, 1 + runs)):
+        groups = [group(model, f"p{i}", of, f"{model} said") for i, of in enumerate(rewards[model], start=1)]
+        write_rollouts(
+            root / "rollouts" / model / name / f"run-{run:02d}-chunk-0001.parquet",
+            run=root.name, step=run, groups={model: groups}, sampling=SamplingSettings(temperature=0.6),
+            fingerprints={model: model}, policy_version=40 if model == "B" else 0,
+        )  # fmt: skip
+    models = {"A": {"path": "models/a.gguf"}, "B": {"path": "models/b"}}
+    EVALUATION.write(root, {"models": models, "benchmarks": {name: {} for name in (*benchmarks, "not-begun")}}, {})
+    return root
+
+
+def test_an_evaluation_shows_its_models_side_by_side_for_each_benchmark(tmp_path: Path) -> None:
+    with serving(write_evaluation(tmp_path / "eval")) as server:
+        first, second = ask(server, "runs")["runs"]
+        assert (first["name"], second["name"]) == ("eval: sums", "eval: humaneval+")
+        assert (first["kind"], first["models"], first["steps"], first["prompts"]) == (
+            "evaluation",
+            ["A", "B"],
+            [1, 2],
+            4,
+        )
+        assert first["pass_at_1"] == {"A": 0.5, "B": 0.5}
+        behind = ask(server, "prompts", run=1, reward="behind", model="A", first=2)
+        assert [(item["step"], item["prompt"]) for item in behind["items"]] == [(2, "p1")]
+        assert ask(server, "prompts", run=1, text="B said 1", model="B")["total"] == 4
+        shown = ask(server, "prompt", run=1, step=2, prompt="p1")
+    assert [(of["model"], of["k"], of["n"], of["version"]) for of in shown["columns"]] == [
+        ("A", 0, 2, 0),
+        ("B", 1, 2, 40),
+    ]
+    assert not any(of["trained"] for of in shown["columns"]) and shown["reasons"] == []
+    uncut = [of["responses"][0]["uncut"] for of in shown["columns"]]
+    assert uncut == [
+        "the tokenizer of A lies in a GGUF file, which is not opened here",
+        "no tokenizer of B on this machine",
+    ]
+
+
+def test_evaluations_are_found_in_nested_folders_and_inside_runs(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs" / "mine", "graft")
+    write_evaluation(run / "evaluations" / "math", benchmarks=("sums",))
+    write_evaluation(tmp_path / "runs" / "deep" / "er" / "eval", benchmarks=("sums",))
+    names = ["mine", "eval: sums", "math: sums"]
+    assert [viewed.name for viewed in open_runs([tmp_path / "runs"])] == names
+    assert [viewed.name for viewed in open_runs([run])] == ["mine", "math: sums"]
+    assert [viewed.name for viewed in open_runs([run, run / "evaluations", run])] == ["mine", "math: sums"]
+    assert [viewed.name for viewed in open_runs([tmp_path / "runs" / "deep"])] == ["eval: sums"]
+
+
+def test_an_evaluation_that_is_under_way_is_taken_in_and_one_without_responses_is_told(tmp_path: Path) -> None:
+    (viewed,) = open_runs([write_evaluation(tmp_path / "eval", runs=1, benchmarks=("sums",))])
+    assert viewed.summary()["steps"] == [1]
+    write_evaluation(tmp_path / "eval", runs=2, benchmarks=("sums",))
+    assert viewed.summary()["steps"] == [1, 2]
+    write_evaluation(tmp_path / "none", runs=0)
+    with pytest.raises(RunError, match="no response has been sampled yet"):
+        open_runs([tmp_path / "none"])
+
+
+def test_the_best_step_in_validation_is_told_and_follows_the_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r", before={"x": 0, "y": 1})
+    (viewed,) = open_runs([run])
+    assert viewed.summary()["best"] is None  # the start is no step
+    for step, right in ((1, 1), (2, 0)):
+        write_validation(run, step, {model: {"x": right, "y": 1} for model in "AB"})
+        assert viewed.summary()["best"] == {"step": 1, "score": 1.0}
 
 
 def test_names_are_as_long_as_it_takes_to_tell_runs_apart(tmp_path: Path) -> None:

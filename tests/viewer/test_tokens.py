@@ -62,10 +62,17 @@ def test_a_response_is_left_whole_where_its_tokens_are_not_known(folders: dict[s
     wrong = TokenTexts(tmp_path, {"A": {"path": str(folders["B"])}})
     assert wrong.cut("A", ids, TEXTS[0], ends_with_eos=False) is None
     assert wrong.notes["A"] == "the tokenizer found for A does not give this text"
-    for path in ("nowhere/at-all", "/nowhere/at/all", "models/some.gguf", None):
+    lacking = "no tokenizer of A on this machine"
+    gguf = "the tokenizer of A lies in a GGUF file, which is not opened here"
+    for path, note in (
+        ("nowhere/at-all", lacking),
+        ("/nowhere/at/all", lacking),
+        ("a/some.gguf", gguf),
+        (None, lacking),
+    ):
         none = TokenTexts(tmp_path, {"A": {"path": path}} if path else {})
         assert none.cut("A", ids, TEXTS[0], ends_with_eos=False) is None
-        assert none.notes["A"] == "no tokenizer of A on this machine"
+        assert none.notes["A"] == note
     (tmp_path / "tokenizer.json").write_text("{torn")
     torn = TokenTexts(tmp_path, {"A": {"path": str(tmp_path)}})
     assert torn.cut("A", ids, TEXTS[0], ends_with_eos=False) is None

@@ -11,7 +11,7 @@ import polars as pl
 import torch
 from rich.console import Console
 
-from graftrl.chunks import Record, model_files, model_record, shown, told_where
+from graftrl.chunks import EVALUATION, model_files, model_record, shown, told_where
 from graftrl.errors import ConfigError, RunError
 from graftrl.evaluation.benchmarks import (
     Benchmark,
@@ -29,7 +29,6 @@ from graftrl.evaluation.scores import Answers, compare_models, score_model
 from graftrl.tasks import VerificationPool
 from graftrl.training.run_folder import RunFolder, disk_errors, write_text
 
-RECORD = Record("eval", "an evaluation")
 RESULTS, MARKDOWN, LATEX, PROBLEMS = "results.json", "results.md", "results.tex", "problems.csv"
 MAX_TOKENS = 4096  # the paper's response limit
 _AGAIN = "the same command goes on where this one stopped"
@@ -96,7 +95,7 @@ def run_evaluation(
         root.mkdir(parents=True, exist_ok=True)
         with RunFolder(root).locked("--out"), told_where(root, "problems"):
             asked, files = _asked(root, request, draws, subjects, benchmarks, ks)
-            RECORD.write(root, asked, files)
+            EVALUATION.write(root, asked, files)
             with shown("problems", progress) as progressed:
                 notes = responses.sample(subjects, benchmarks, pool, progressed)
             notes = [*dict.fromkeys(subject.note for subject in subjects if subject.note is not None), *notes]
@@ -121,7 +120,7 @@ def run_regrade(
         RunError: the folder holds no evaluation, or one that is not finished (what is there is graded all the same).
         GraftrlError: one line that says what to mend. Files that were graded again stay so.
     """
-    held = RECORD.read(root) if root.is_dir() else None
+    held = EVALUATION.read(root) if root.is_dir() else None
     if held is None:
         raise RunError(f"{root} holds no evaluation to grade again")
     asked = held[0]
@@ -240,11 +239,11 @@ def _asked(
         },
     }
     files = {s.name: found for s in subjects if (found := model_files(s.files_at))}
-    held = RECORD.read(root)
+    held = EVALUATION.read(root)
     if held is not None and any((root / "rollouts").glob("*/*/*.parquet")):
         before, files_then = held
-        RECORD.refuse_other(root, _decisive(before, asked), _decisive(asked, before))
-        RECORD.refuse_changed(root, files_then, files)
+        EVALUATION.refuse_other(root, _decisive(before, asked), _decisive(asked, before))
+        EVALUATION.refuse_changed(root, files_then, files)
         for section in ("models", "benchmarks"):
             asked[section] = {**before[section], **asked[section]}
         files = {**files_then, **files}

@@ -20,6 +20,7 @@ import polars as pl
 import yaml
 from pydantic import ValidationError
 
+from graftrl.chunks import EVALUATION
 from graftrl.errors import ConfigError, DataError, RunError
 from graftrl.evaluation.intervals import bootstrap_interval, paired_t_interval, t_interval
 from graftrl.logs.config import PeerSettings
@@ -246,14 +247,19 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         if not path.exists():
             raise RunError(f"{path}: no such folder")
-        below = [path] if is_run(path) else sorted(_runs_below(path))
+        below = [path] if is_run(path) else sorted(runs_below(path))
+        if not below and (path / EVALUATION.file).is_file():
+            raise RunError(
+                f"{path}: an evaluation, no run; its tables are in results.md, and graftrl view shows its responses"
+            )
         if not below:
             raise RunError(f"{path}: no run in it (no folder below it has a config.yaml)")
         found |= dict.fromkeys(below)
     return list(found)
 
 
-def _runs_below(path: Path) -> Iterator[Path]:
+def runs_below(path: Path) -> Iterator[Path]:
+    """Run folders anywhere below a path, which is none."""
     for parent, folders, files in os.walk(path):
         if "config.yaml" in files:
             folders.clear()  # what lies inside a run is no run

@@ -22,7 +22,7 @@ Usable = Callable[[int, int, int, int], bool]  # own k and n, the peer's k and n
 
 PROMPT = ["step", "prompt_id"]
 EXCHANGES = ("", "taken", "refused", "passed", "none")
-REWARDS = ("", "fail", "mixed", "success")
+REWARDS = ("", "fail", "behind", "mixed", "success")
 _SEARCHES_KEPT = 8
 
 
@@ -30,7 +30,8 @@ _SEARCHES_KEPT = 8
 class Query:
     """Which prompts to list; a prompt is listed if the group of `model` (of any model, where it is "") fits.
 
-    first, last: steps. reward: "fail", "mixed" or "success", by successes in the group. low, high: of the mean reward.
+    first, last: steps. reward: "fail", "mixed" or "success", by successes in the group; "behind": none, where another
+    model's group on the prompt has some. low, high: of the mean reward.
     exchange: "taken": a peer's response was admitted; "refused": some were transferred, but none was admitted;
     "passed": a peer's group could have been used, but none was transferred; "none": nothing was transferred.
     text: that a response of the model, the prompt or the reference contains, whatever its case (of ASCII letters).
@@ -49,9 +50,10 @@ class Query:
 class LogIndex:
     """The groups of a log and what was transferred to them. `current` takes in what a running run has added."""
 
-    def __init__(self, path: Path, exchange: Path | None = None) -> None:
-        """path: as `log_files` takes it. exchange: the folder of transfers, if there may be one."""
-        self.path, self.exchange = path, exchange
+    def __init__(self, path: Path, exchange: Path | None = None, pattern: str = "") -> None:
+        """path: as `log_files` takes it, or with `pattern` the folder below which files match it. exchange: the folder
+        of transfers, if there may be one."""
+        self.path, self.exchange, self.pattern = path, exchange, pattern
         self._stamps: dict[Path, tuple[int, int]] = {}
         self._lock = threading.Lock()
         groups, moved = _count_groups([]), _count_moved([])
@@ -64,7 +66,7 @@ class LogIndex:
             DataError: there is no log, or a file of it is torn; the file is named.
         """
         with self._lock:
-            files = log_files(self.path)
+            files = sorted(self.path.glob(self.pattern)) if self.pattern else log_files(self.path)
             moved_files = sorted(self.exchange.glob("step-*.parquet")) if self.exchange is not None else []
             stamps = {file: _stamp(file) for file in [*files, *moved_files]}
             if stamps != self._stamps:
@@ -145,6 +147,9 @@ class Snapshot:
             groups, moved = groups.filter(model=query.model), moved.filter(model=query.model)
         if query.reward:
             groups = groups.filter(_of_reward(query.reward))
+            if query.reward == "behind":
+                solved = self.groups.filter(*steps, pl.col("k") > 0)
+                groups = groups.join(solved, on=PROMPT, how="semi")
         if query.low is not None:
             groups = groups.filter(pl.col("reward") >= query.low)
         if query.high is not None:
@@ -293,7 +298,7 @@ def _between(first: int | None, last: int | None) -> list[pl.Expr]:
 
 def _of_reward(kind: str) -> pl.Expr:
     k, n = pl.col("k"), pl.col("n")
-    if kind == "fail":
+    if kind in ("fail", "behind"):
         return k == 0
     return k == n if kind == "success" else (k > 0) & (k < n)
 

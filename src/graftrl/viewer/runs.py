@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
+from graftrl.chunks import EVALUATION
 from graftrl.errors import DataError, RunError
 from graftrl.logs.config import PeerSettings
-from graftrl.report.data import Run, find_runs, is_run, read_runs, stored_group
+from graftrl.report.data import Run, find_runs, is_run, read_runs, runs_below, stored_group
+from graftrl.viewer.evaluations import EvaluatedBenchmark, find_evaluations
 from graftrl.viewer.index import PROMPT, LogIndex, Query, Snapshot
 from graftrl.viewer.reasons import Rules, StepCounts
 from graftrl.viewer.tokens import TokenTexts
@@ -23,21 +25,27 @@ PAGE = 50  # prompts in a list
 
 @dataclass
 class ViewedRun:
-    """A run folder, or a rollout log alone (`run` is None): without a recipe nothing is known of its method."""
+    """A run folder; an evaluation on one benchmark, whose runs count as steps; or a rollout log alone (both are None):
+    without a recipe nothing is known of its method."""
 
     name: str
     path: Path
     index: LogIndex
     run: Run | None = None
     rules: Rules | None = None
+    evaluation: EvaluatedBenchmark | None = None
     _texts: dict[Path, TokenTexts] = field(default_factory=dict)
 
     # Lists -----------------------------------------------------------------------------------------------------------
 
     def summary(self) -> dict[str, Any]:
-        """Name, method, models and steps."""
+        """Name, method, models and steps; of a run the best step, of an evaluation each model's pass@1."""
         log = self.index.current()
+        rates = log.groups.group_by("model").agg((pl.col("k") / pl.col("n")).mean().alias("rate")).sort("model")
+        now = None if self.run is None else replace(self.run)  # a run keeps what it has read
+        best = None if now is None else now.best_step
         return {
+            "kind": "evaluation" if self.evaluation is not None else "log" if self.run is None else "run",
             "name": self.name,
             "path": str(self.path),
             "method": "" if self.run is None else self.run.method,
@@ -46,6 +54,8 @@ class ViewedRun:
             "steps": log.steps,
             "prompts": log.groups.select(PROMPT).n_unique(),
             "exchanges": bool(log.moved.height),
+            "pass_at_1": dict(rates.iter_rows()) if self.evaluation is not None else {},
+            "best": None if now is None or best is None else {"step": best, "score": now.validation[best]},
         }
 
     def find(self, query: Query, page: int = 0, size: int = PAGE) -> dict[str, Any]:
@@ -143,6 +153,7 @@ class ViewedRun:
             "k": sum(row["reward"] == 1.0 for row in rows),
             "n": len(rows),
             "version": rows[0]["policy_version"],
+            "trained": self.evaluation is None,
             "sampling": {name: rows[0][name] for name in ("temperature", "top_p", "top_k")},
             "stored": False,
             "responses": [
@@ -215,24 +226,32 @@ class ViewedRun:
 
     def _texts_of(self, path: Path) -> TokenTexts:
         if path not in self._texts:
-            models = read_runs([path])[0].config["models"] if is_run(path) else {}
+            if self.evaluation is not None:
+                models = self.evaluation.models
+            else:
+                models = read_runs([path])[0].config["models"] if is_run(path) else {}
             self._texts[path] = TokenTexts(path, models)
         return self._texts[path]
 
 
 def open_runs(paths: Sequence[Path]) -> list[ViewedRun]:
-    """Run folders, folders of runs, and rollout logs (folders of Parquet files, or one file).
+    """Run folders, evaluations, folders of both, and rollout logs (folders of Parquet files, or one file).
 
-    Runs that have not finished a step are left out, unless there is no other.
+    Runs that have not finished a step, and evaluations without a response, are left out, unless there is nothing else.
 
     Raises:
         RunError: nothing there, or nothing to look at. DataError: a torn file; it is named.
     """
-    logs = [path for path in paths if not is_run(path) and _is_log(path)]
-    folders = find_runs([path for path in paths if path not in logs]) if len(logs) < len(paths) else []
-    runs = read_runs(folders, presets=True) if folders else []
+    evaluated = list(dict.fromkeys(each for path in paths for each in find_evaluations(path)))
+    held = {each.folder for each in evaluated}
+    empty = next((path for path in paths if (path / EVALUATION.file).is_file() and path not in held), None)
+    if empty is not None:
+        raise RunError(f"{empty}: no response has been sampled yet; nothing to look at")
+    logs = [path for path in paths if path not in held and not is_run(path) and _is_log(path)]
+    searched = [path for path in paths if path not in logs and not _only_evaluations(path, held)]
+    runs = read_runs(find_runs(searched), presets=True) if searched else []
     started = [run for run in runs if run.rollouts is not None]
-    if not started and not logs:
+    if not started and not logs and not evaluated:
         raise RunError(
             f"{', '.join(str(run.folder) for run in runs)}: no step has been finished yet; nothing to look at"
         )
@@ -241,10 +260,19 @@ def open_runs(paths: Sequence[Path]) -> list[ViewedRun]:
         for run in started
     ]
     viewed += [ViewedRun("", path, LogIndex(path)) for path in logs]
-    for each, name in zip(viewed, _short_names([each.path for each in viewed]), strict=True):
-        each.name = name
+    viewed += [
+        ViewedRun("", each.folder, LogIndex(each.folder, pattern=each.pattern), evaluation=each) for each in evaluated
+    ]
+    names = _short_names(dict.fromkeys(each.path for each in viewed))
+    for each in viewed:
+        each.name = names[each.path] + ("" if each.evaluation is None else f": {each.evaluation.benchmark}")
         each.index.current()  # a torn file is found here, before anything is served
     return viewed
+
+
+def _only_evaluations(path: Path, held: Collection[Path]) -> bool:
+    below = any(folder.is_relative_to(path) for folder in held)
+    return below and not is_run(path) and next(runs_below(path), None) is None
 
 
 def _is_log(path: Path) -> bool:
@@ -254,14 +282,14 @@ def _is_log(path: Path) -> bool:
     return (path / "rollouts").is_dir() or next(path.glob("*.parquet"), None) is not None
 
 
-def _short_names(paths: Sequence[Path]) -> list[str]:
+def _short_names(paths: Iterable[Path]) -> dict[Path, str]:
     """The folders' names, with as many parents as it takes to tell them apart."""
-    parts = [path.resolve().parts for path in paths]
-    for length in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(of[-length:]) for of in parts]
-        if len(set(names)) == len(names):
+    parts = {path: path.resolve().parts for path in paths}
+    for length in range(1, max(map(len, parts.values())) + 1):
+        names = {path: "/".join(of[-length:]) for path, of in parts.items()}
+        if len(set(names.values())) == len(names):
             return names
-    return [str(path) for path in paths]
+    return {path: str(path) for path in parts}
 
 
 def _step_counts(log: Snapshot, step: int) -> StepCounts:

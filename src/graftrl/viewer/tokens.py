@@ -61,7 +61,12 @@ class TokenTexts:
     def _load(self, model: str) -> Any:
         file = self._file(model)
         if file is None:
-            self.notes[model] = f"no tokenizer of {model} on this machine"
+            inside = str((self._models.get(model) or {}).get("path", "")).endswith(".gguf")
+            self.notes[model] = (
+                f"the tokenizer of {model} lies in a GGUF file, which is not opened here"
+                if inside
+                else f"no tokenizer of {model} on this machine"
+            )
             return None
         try:
             return Tokenizer.from_file(str(file))

@@ -31,10 +31,21 @@ function number(value, digits = 3, signed = false) {
   return signed && value >= 0 ? `+${text}` : text;
 }
 
+const percent = (share) => `${(100 * share).toFixed(1)} %`;
+
 const count = (value) => value.toLocaleString("en-US");
 
 function kind(k, n) {
   return k === 0 ? "bad" : k === n ? "good" : "";
+}
+
+/** What a prompt's number is of: a step of training, or a run of an evaluation. */
+const unit = () => shownRun().kind === "evaluation" ? "run" : "step";
+
+const capital = (word) => word[0].toUpperCase() + word.slice(1);
+
+function shownRun() {
+  return runs[Number(state().get("run") || 0)] || runs[0];
 }
 
 // The address ---------------------------------------------------------------------------------------------------------
@@ -108,7 +119,7 @@ function listItem(item) {
       `${moved.source} → ${moved.receiver} ${moved.admitted}/${moved.responses}`));
   }
   const link = make("a", "", { href: address({ step: item.step, prompt: item.prompt }) },
-    make("div", "where", {}, `step ${item.step} · ${item.prompt}`), make("div", "chips", {}, ...chips));
+    make("div", "where", {}, `${unit()} ${item.step} · ${item.prompt}`), make("div", "chips", {}, ...chips));
   link.dataset.step = item.step;
   link.dataset.prompt = item.prompt;
   return make("li", "", {}, link);
@@ -177,11 +188,11 @@ function promptTop(answer) {
   const place = answer.around.position === null ? "not in the list" :
     `${count(answer.around.position + 1)} of ${count(answer.around.total)}`;
   return make("div", "top", {},
-    make("h2", "", {}, `Step ${answer.step} · ${answer.prompt}`),
+    make("h2", "", {}, `${capital(unit())} ${answer.step} · ${answer.prompt}`),
     make("div", "steps", {},
       make("span", "soft", {}, answer.task || ""),
       make("button", "", { type: "button", onclick: () => go({ first: answer.step, last: answer.step, page: null }) },
-        "only this step"),
+        `only this ${unit()}`),
       turn("‹", answer.around.before, "prompt before (left arrow)"),
       make("span", "soft", {}, place),
       turn("›", answer.around.after, "prompt after (right arrow)")));
@@ -201,7 +212,8 @@ function legend() {
 function column(prompt, of) {
   const facts = [make("h3", "", {}, of.model), make("span", kind(of.k, of.n), {}, `${of.k} of ${of.n} right`)];
   if (of.stored) facts.push(make("span", "soft", {}, "stored peer"));
-  if (of.version !== null) {
+  if (of.version && !of.trained) facts.push(make("span", "soft", {}, `checkpoint of step ${of.version}`));
+  if (of.version !== null && of.trained) {
     const weights = of.version === 0 ? "before training" : `weights after step ${of.version}`;
     facts.push(make("span", "soft", {}, weights));
   }
@@ -222,7 +234,7 @@ function responseCard(prompt, of, response) {
     make("span", right ? "good" : "bad", {}, `reward ${response.reward === null ? "unknown" : +response.reward.toFixed(3)}`),
   ];
   if (response.grade) facts.push(make("span", "", {}, response.grade));
-  if (response.advantage !== null) facts.push(make("span", "", {}, `advantage ${number(response.advantage, 2, true)}`));
+  if (response.advantage !== null && of.trained) facts.push(make("span", "", {}, `advantage ${number(response.advantage, 2, true)}`));
   if (response.length) facts.push(make("span", "", {}, `${count(response.length)} tokens`));
   if (response.finish === "length") facts.push(make("span", "bad", {}, "cut at the limit"));
   if (response.mean !== null) {
@@ -288,12 +300,16 @@ function fate(moved) {
 
 function fillForm() {
   const now = state();
-  const run = runs[Number(now.get("run") || 0)] || runs[0];
+  const run = shownRun();
   byId("run").value = String(runs.indexOf(run));
   const steps = run.steps;
   const what = [run.method, run.seed === null ? "" : `seed ${run.seed}`,
-    `${count(run.prompts)} prompts in ${steps.length === 1 ? "step" : "steps"} ` +
-    (steps.length === 1 ? steps[0] : `${steps[0]} to ${steps[steps.length - 1]}`)];
+    `${count(run.prompts)} ${run.prompts === 1 ? "prompt" : "prompts"} in ${unit()}${steps.length === 1 ? "" : "s"} ` +
+    (steps.length === 1 ? steps[0] : `${steps[0]} to ${steps[steps.length - 1]}`),
+    run.best && `best validation: pass@1 ${percent(run.best.score)} after step ${run.best.step}`,
+    Object.entries(run.pass_at_1).map(([model, share]) => `pass@1 of ${model} ${percent(share)}`).join(", ")];
+  byId("exchange-choice").hidden = run.kind === "evaluation";
+  for (const element of document.querySelectorAll(".unit")) element.textContent = unit();
   byId("about").textContent = what.filter(Boolean).join(" · ");
   byId("model").replaceChildren(make("option", "", { value: "" }, "any"),
     ...run.models.map((model) => make("option", "", { value: model }, model)));
