@@ -17,6 +17,7 @@ from graftrl.methods import METHODS, Method, build_method
 from graftrl.methods.extensions import UsesScorers
 from graftrl.policies.config import ModelSettings, SamplingSettings, ScorerSettings
 from graftrl.settings import Settings
+from graftrl.shipped import find_recipe
 from graftrl.tasks.config import TaskConfig
 
 
@@ -179,7 +180,8 @@ class Recipe(Settings):
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Read a YAML recipe and apply `key=value` overrides (dotted keys, values in YAML).
+    """Read a YAML recipe and apply `key=value` overrides (dotted keys, values in YAML). Where there is no such file, a
+    path like `recipes/quickstart.yaml` is the recipe that graftrl brings.
 
     Raises:
         ConfigError: one line that names the file, the key and what to change.
@@ -237,7 +239,7 @@ def dump_recipe(recipe: Recipe) -> str:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content: Any = yaml.safe_load(find_recipe(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such recipe") from error
     except (OSError, UnicodeDecodeError) as error:
