@@ -24,7 +24,9 @@ from graftrl.tasks.config import TaskConfig
 class TrainingSettings(Settings):
     """The batch of a step and how many steps.
 
-    steps: total; or epochs over the training prompts, the last partial batch of each dropped.
+    steps: total; either this or epochs.
+    epochs: passes over the training prompts, the last partial batch of each dropped.
+    prompts_per_step: that every model answers in a step.
     group_size: n, responses per prompt and model.
     minibatch_prompts: prompts of one optimizer step. epochs_per_batch: passes over a step's rows.
     """
@@ -59,9 +61,12 @@ class TrainingSettings(Settings):
 
 
 class EvaluationSettings(Settings):
-    """pass@1 on validation prompts before training, every `every` steps (0: never in between) and at the end.
+    """pass@1 on validation prompts before training, every so many steps, and at the end.
 
-    prompts: how many of the validation prompts (None: all). samples: responses per prompt.
+    every: steps between evaluations; 0: never in between.
+    prompts: how many of the validation prompts; none: all. samples: responses per prompt.
+    temperature, top_p: of these responses; a temperature of 0 takes the most likely token.
+    before: evaluate before training too.
     """
 
     every: int = Field(0, ge=0)
@@ -88,8 +93,24 @@ class VerificationSettings(Settings):
 
 
 class Recipe(Settings):
-    """A run. `method` is a name, or a mapping with `name` and options. `models` train; `peers` only give responses, and
-    `scorers` only read them; a peer and a scorer of one name are one model."""
+    """A run.
+
+    name: of the run, and of its folder under runs/ where no other is given: letters, digits, ".", "_" and "-".
+    seed: everything random follows from it. Runs of one seed see the same prompts in the same order.
+    engine: where policies live: "local", in this process.
+    threads: CPU threads; none: as many as torch takes.
+    method: a name, or a mapping with `name` and options.
+    models: the policies that train, by name.
+    peers: models that only give responses, from logs, by name. A peer and a scorer of one name are one model.
+    scorers: frozen models that only read responses, by name.
+    task: prompts and their verifier; `kind` says which.
+    sampling: how training responses are drawn.
+    training: the batch of a step, and how many steps.
+    evaluation: when and how validation prompts are answered.
+    checkpoint: how often one is written, and how many stay.
+    verification: the processes that grade.
+    trackers: where metrics go besides metrics.jsonl: "tensorboard", "trackio", "wandb".
+    """
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
     seed: int = Field(0, ge=0)

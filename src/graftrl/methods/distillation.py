@@ -35,7 +35,8 @@ SPAN = "@span"  # in a row's constants: which byte span each token belongs to
 
 
 class DistillationSettings(Settings):
-    """estimator: "sampled", "full" or "top_k", see the module. top_k: tokens of that sum, most likely first.
+    """estimator: "sampled": the policy gradient of the signal at the sampled tokens. "full": its expectation over the
+    vocabulary. "top_k": over the tokens that the target holds most likely. top_k: how many these are.
     single_minibatch: a step's rows make one minibatch, whatever `training.minibatch_prompts` is; with more, the signal
     is that of the current weights. drift_tau: strength of blockwise drift gating, which damps positions where the
     policy has left the one that sampled; 0 is off. drift_block: tokens of a block."""

@@ -46,8 +46,12 @@ Origin = tuple[Group, int]  # a response by its group and its index there
 
 
 class GRAFTSettings(ClipSettings):
-    """threshold: delta of the gate. weighting: "gate" is the paper's 1[s > delta] * min(s, 1); "no_floor" is min(s, 1);
-    "none" is 1 for every response. peer_position: where minibatches with grafted prompts stand in the step."""
+    """threshold: delta of the gate.
+    weighting: "gate" is the paper's 1[s > delta] * min(s, 1); "no_floor" is min(s, 1); "none" is 1 for every response.
+    balanced: as many prompts in each direction; else every candidate of each.
+    admit_all_success: peer groups without a failure are candidates too.
+    peer_position: where minibatches with grafted prompts stand in the step.
+    """
 
     name: str = "graft"
     threshold: float = Field(0.8, ge=0)

@@ -38,9 +38,13 @@ class ClipSettings(Settings):
 
     ratio: "token", or "sequence" (GSPO): every token of a response carries the response's length-normalised ratio. That
         moves far less than a token's: set the clip range with it.
+    clip_low, clip_high: the ratio is clipped to [1 - clip_low, 1 + clip_high].
+    dual_clip: c > 1: the surrogate of a negative advantage is at least c times it; none: off.
+    normalize_std: divide advantages by the group's standard deviation; else they are only centred (Dr. GRPO).
     kl_coefficient: of the k3 estimate of KL(pi || reference) on own rows; 0 means no reference is loaded.
     reduction: "token_mean" (DAPO), "sequence_mean" (GRPO's original), "response_limit": the sum over tokens divided by
         rows times `response_limit` (Dr. GRPO).
+    response_limit: tokens, for that reduction.
     """
 
     ratio: Literal["token", "sequence"] = "token"
@@ -54,8 +58,9 @@ class ClipSettings(Settings):
 
 
 class GRPOSettings(ClipSettings):
-    """dynamic_sampling: drop zero-variance groups and sample further prompts, at most `max_sampling_rounds` batches a
-    step, then train on what there is."""
+    """dynamic_sampling: drop zero-variance groups and sample further prompts.
+    max_sampling_rounds: batches of prompts in a step at most; then it trains on what there is.
+    """
 
     name: str = "grpo"
     dynamic_sampling: bool = False

@@ -38,9 +38,13 @@ from graftrl.settings import Settings
 
 
 class HACPOSettings(Settings):
-    """clip_low, clip_high: of own rows' sequence ratio. cross_low + cross_step * b: lower bound of a peer row's ratio
-    in minibatch b of the step; the upper bound is 1. alpha: exponent of the detached ratio. window: steps that a
-    model's capability is averaged over."""
+    """clip_low, clip_high: of own rows' sequence ratio.
+    cross_low: lower bound of a peer row's ratio in the step's first minibatch; the upper bound is 1.
+    cross_step: what each further minibatch of the step adds to it.
+    alpha: exponent of the detached ratio.
+    window: steps that a model's capability is averaged over.
+    kl_coefficient: of the k3 estimate of KL(pi || reference) on own rows; 0 means no reference is loaded.
+    """
 
     name: str = "hacpo"
     clip_low: float = Field(3e-4, ge=0, lt=1)

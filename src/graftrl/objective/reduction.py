@@ -12,7 +12,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Reduction = Callable[[NDArray[np.int64]], NDArray[np.float64]]  # token counts [rows] -> scales [rows]
+Reduction = Callable[[NDArray[np.int64]], NDArray[np.float64]]
+"""Token counts [rows] -> scales [rows]."""
 
 
 def token_mean(lengths: ArrayLike) -> NDArray[np.float64]:

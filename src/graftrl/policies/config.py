@@ -11,7 +11,12 @@ from graftrl.settings import Settings
 
 
 class LoraSettings(Settings):
-    """Low-rank adapters (PEFT). `target_modules: all-linear` adapts every linear layer except the output head."""
+    """Low-rank adapters (PEFT).
+
+    rank: of the adapters' matrices.
+    alpha: the adapters' output is scaled by alpha / rank.
+    target_modules: "all-linear" adapts every linear layer except the output head; or names of layers.
+    """
 
     rank: int = Field(16, ge=1)
     alpha: float = Field(32.0, gt=0)
@@ -25,7 +30,15 @@ class LoraSettings(Settings):
 
 
 class OptimizerSettings(Settings):
-    """AdamW with a constant learning rate after `warmup_steps` (counted in optimizer steps)."""
+    """AdamW with a learning rate that stays constant after a linear warm-up.
+
+    lr: learning rate.
+    betas: decay of the running means of the gradient and of its square.
+    eps: added to the denominator.
+    weight_decay: decoupled, as AdamW's.
+    max_grad_norm: gradients of a larger L2 norm are scaled down to it.
+    warmup_steps: optimizer steps until the full learning rate.
+    """
 
     lr: float = Field(1e-6, gt=0)
     betas: tuple[float, float] = (0.9, 0.999)
@@ -39,6 +52,9 @@ class WeightsSettings(Settings):
     """A model as its weights and tokenizer are read, whether it trains or not.
 
     path: a local directory, a `.gguf` file, or a hub id.
+    device: "cpu", "cuda", "cuda:1", ...; "auto" takes a GPU where there is one.
+    trust_remote_code: run Python code that comes with the model. Only for models whose code you have read.
+    chat_template: "auto" is the tokenizer's, where it has one; "plain" gives the contents of the messages as they are.
     dtype: precision of the forward and backward passes. Weights and optimizer states are float32 in either case: in
         bfloat16 an update of 1e-6 would vanish in the rounding of the weight.
     chat_template_options: variables of the model's chat template, such as {enable_thinking: false} of Qwen3.
@@ -69,7 +85,13 @@ class WeightsSettings(Settings):
 
 
 class ModelSettings(WeightsSettings):
-    """One policy. sample_rows: responses sampled side by side."""
+    """One policy.
+
+    lora: train low-rank adapters instead of all weights; none: all weights.
+    gradient_checkpointing: recompute activations in the backward pass: less memory, more time.
+    optimizer: of this model.
+    sample_rows: responses sampled side by side.
+    """
 
     lora: LoraSettings | None = None
     gradient_checkpointing: bool = False
@@ -118,7 +140,13 @@ class ScorerSettings(WeightsSettings):
 
 
 class SamplingSettings(Settings):
-    """How responses are drawn. Lengths are in tokens; the response limit includes the EOS."""
+    """How training responses are drawn: from the plain distribution, temperature 1, top-p 1 and no top-k.
+
+    max_prompt_tokens: longer prompts are left out.
+    max_response_tokens: EOS included; a response that has none by then is cut.
+    temperature, top_p: must be 1, else ratios and scores would be biased; the evaluation section has its own.
+    top_k: must be 0 (off), for the same reason.
+    """
 
     max_prompt_tokens: int = Field(2048, ge=1)
     max_response_tokens: int = Field(4096, ge=1)

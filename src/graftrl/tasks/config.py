@@ -23,8 +23,13 @@ FILE_SUFFIXES = (".jsonl", ".ndjson", ".parquet", ".jsonl.gz")
 class DataSource(Settings):
     """Rows of a JSONL or Parquet file (`path`) or of a Hugging Face hub data set (`hub`, `subset`, `split`).
 
+    path: a `.jsonl`, `.jsonl.gz`, `.ndjson` or `.parquet` file. Either this or hub.
+    hub: id of a data set on the hub; needs graftrl[hub].
+    subset: configuration of the hub data set. split: of the hub data set.
     id_field: rows get the id `<file stem>-<row number>`, from 1, when no row has this field.
-    limit: keep that many rows, drawn with `seed`, in file order.
+    problem_field: with the problem's text. answer_field: with the reference answer.
+    limit: keep that many rows, drawn with the seed, in file order; none: all.
+    seed: of that draw.
     """
 
     path: Path | None = None
@@ -60,7 +65,9 @@ class DataSource(Settings):
 class ProblemTemplate(Settings):
     """How a problem becomes chat messages: an optional system message and one user message.
 
-    The user message is the problem, a space and `suffix`; or `template` with `{problem}` replaced, and no suffix.
+    system: content of a system message; none: no such message.
+    suffix: the user message is the problem, a space and this.
+    template: the user message in place of problem and suffix, with `{problem}` where the problem goes.
     """
 
     system: str | None = None
@@ -86,7 +93,12 @@ class ProblemTemplate(Settings):
 
 
 class MathConfig(ProblemTemplate):
-    r"""Problems with a mathematical answer, graded by `graftrl.tasks.math.MathVerifier` on the last \boxed{}."""
+    r"""Problems with a mathematical answer, graded by `graftrl.tasks.math.MathVerifier` on the last \boxed{}.
+
+    train, validation: where the problems are.
+    require_box: a response without a box is wrong; else its final answer is looked for in the text, which a policy can
+        exploit.
+    """
 
     kind: Literal["math"] = "math"
     train: DataSource
@@ -96,7 +108,11 @@ class MathConfig(ProblemTemplate):
 
 
 class GymDataset(Settings):
-    """One reasoning-gym data set; `weight` is its share of the prompts relative to the others'."""
+    """One reasoning-gym data set.
+
+    name: the library's. config: its own options.
+    weight: share of the prompts relative to the others'.
+    """
 
     name: str
     config: dict[str, Any] = Field(default_factory=dict)
@@ -106,11 +122,14 @@ class GymDataset(Settings):
 class ReasoningGymConfig(Settings):
     """Procedural problems of the reasoning-gym library.
 
+    datasets: which, mixed by their weights.
     train_size, validation_size: prompts before repeated questions are left out of validation.
+    seed: of the questions.
     answer_pattern: where the answer stands in a response: "boxed" (the last box), "tag" (the last pair of <answer>
         tags), "first_integer", "last_integer", "first_line" (the first that is not empty), or a regular expression with
         one group, of which the last match counts.
-    template: the user message, with `{question}`; None asks for the format of `answer_pattern` after the question.
+    system: content of a system message; none: no such message.
+    template: the user message, with `{question}`; none asks for the format of `answer_pattern` after the question.
     shots: solved examples in front of the question; their questions are in neither training nor validation.
     """
 
@@ -182,12 +201,14 @@ class FunctionConfig(ProblemTemplate):
 class CodeConfig(ProblemTemplate):
     """Functions to be written in Python, graded by running them against tests in a sandbox.
 
+    train, validation: where the problems are.
     layout: of the rows: "evalplus" (HumanEval+ and MBPP+ as released), "humaneval" (also HumanEval+ on the hub), "mbpp"
-        (also MBPP+ on the hub), "fields" (your own, see below), or "auto", by the fields that a row has.
-    tests_field, entry_point_field, setup_field: for "fields", beside `problem_field` and `answer_field` (a solution) of
-        the source. Tests are code that calls the function, or a list of assertions.
-    time_s: seconds that a response may run; longer where the problem's own solution takes more than a quarter of them,
-        but at most max_time_s.
+        (also MBPP+ on the hub), "fields" (your own), or "auto", by the fields that a row has.
+    tests_field: of the layout "fields": code that calls the function, or a list of assertions. The source's
+        problem_field and answer_field hold the problem and, if there is one, its solution.
+    entry_point_field: of that layout: the function's name; may be left out. setup_field: code before the tests.
+    time_s: seconds that a response may run; longer where the problem's own solution takes more than a quarter of them.
+    max_time_s: but no longer than this.
     memory_mib: address space of each process that runs code of a response.
     packages: distributions that this code may import besides the standard library.
     sandbox: "strict" refuses to run where a layer of protection does not hold; "weaker" runs with what there is.
