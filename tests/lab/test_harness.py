@@ -57,11 +57,24 @@ class FakeTraining:
         return len(self.trained)
 
 
+def measure_as_evaluated(folders: Sequence[Path], workers: int, console: Console) -> None:
+    """Stands for sampling: the last evaluation's score, and twice as much for pass@8."""
+    for folder in folders:
+        evaluation = json.loads(sorted((folder / "evaluations").glob("*.json"))[-1].read_text())
+        models = {}
+        for model, result in evaluation["results"].items():
+            rate = result["pass_at_1"]
+            models[model] = {"pass1": rate, "pass8": 2 * rate, "entropy": 3.0, "families": {"a": rate, "b": 0.25},
+                             "start": {"a": 0.5, "b": 0.0}}  # fmt: skip
+        (folder / "measures.json").write_text(json.dumps({"version": 1, "models": models}))
+
+
 @pytest.fixture
 def training(monkeypatch: pytest.MonkeyPatch) -> FakeTraining:
     fake = FakeTraining()
     monkeypatch.setattr(harness, "run_jobs", fake)
     monkeypatch.setattr(Regime, "warm", lambda self, cache, models: {})
+    monkeypatch.setattr(harness, "measure_missing", measure_as_evaluated)
     for study in ("main", "position", "stability"):  # without plots, which take half a second each
         plain = replace(STUDIES[study], name=f"plain-{study}", parts=("verdicts", "scores"))
         monkeypatch.setitem(STUDIES, plain.name, plain)
@@ -131,7 +144,7 @@ def test_raw_numbers_hold_every_finished_result(tmp_path: Path, training: FakeTr
 @pytest.mark.parametrize("study", list(STUDIES))
 def test_every_page_can_be_written(study: str, tmp_path: Path, training: FakeTraining) -> None:
     pairs = STUDIES[study].pairs[:2]
-    (page,), _ = _run([study], _options(tmp_path, pairs=pairs))
+    (page,), _ = _run([study], _options(tmp_path, pairs=pairs, held_out=True))
     text = page.read_text()
     assert text.startswith(f"# {STUDIES[study].title}\n\n{STUDIES[study].question}\n")
     assert "nan" not in text
@@ -141,6 +154,71 @@ def test_every_page_can_be_written(study: str, tmp_path: Path, training: FakeTra
         assert ET.fromstring((page.parent / name).read_text()).tag == "{http://www.w3.org/2000/svg}svg"
     for line in text.splitlines():
         assert not line.startswith("|") or line.endswith("|")
+
+
+def test_a_measured_page_by_hand(tmp_path: Path, training: FakeTraining) -> None:
+    """At the last step GRPO solves 4 and 5 of 8, GRAFT 6 and 7, the others as GRPO; measured on all prompts."""
+    options = _options(tmp_path, pairs=("A-B", "A-B-style"))
+    (page,), _ = _run(["scion-regimes"], options)
+    lines = page.read_text().splitlines()
+    assert "| A-B | 0.562 ± 0.794 | +0.250 ± 0.000\\* | +0.000 ± 0.000 | +0.000 ± 0.000 |" in lines
+    assert "- `graft` − `grpo`: above 0 in 2 of 2 pairs; mean over pairs +0.250 ± 0.000." in lines
+    assert "- `scion` − `sgt`: above 0 in 0 of 2 pairs; mean over pairs +0.000 ± 0.000." in lines
+    row = next(line for line in lines if line.startswith("| A-B | A | `grpo` |"))
+    assert [cell.strip() for cell in row.split("|")[4:11]] == [
+        "2", "0.562 ± 0.794", "1.125 ± 1.588", "3.000 ± 0.000", "0.562 ± 0.794", "0.000 ± 0.000", "0.250 ± 0.000",
+    ]  # fmt: skip
+    assert "Strong families before training: A in A-B 0.500 (a); B in A-B 0.500 (a); " in page.read_text()
+    table = list(csv.DictReader((page.parent / "scion-regimes.csv").read_text().splitlines()))
+    assert tuple(table[0]) == ("regime", "pair", "model", "method", "seed", "pass1", "pass8", "wall_s")
+    assert len(table) == 2 * 2 * 4 * 2 and {row["regime"] for row in table} == {"base", "style"}
+    first = next(row for row in table if (row["pair"], row["method"], row["seed"]) == ("A-B-style", "graft", "1"))
+    assert (float(first["pass1"]), float(first["pass8"]), float(first["wall_s"])) == (0.875, 1.75, 5.0)
+    details = csv.DictReader((page.parent / "scion-regimes-details.csv").read_text().splitlines())
+    assert {row["forgotten"] for row in details} <= {"0.0"}
+
+
+def test_a_study_that_includes_others_is_one_page_and_one_table(tmp_path: Path, training: FakeTraining) -> None:
+    options = _options(tmp_path, seeds=1)
+    (page,), _ = _run(["scion"], options)
+    headings = [line for line in page.read_text().splitlines() if line.startswith("#")]
+    assert headings[:3] == ["# SCION", "## SCION in every regime", "### What came out"]
+    assert [h for h in headings if h.startswith("## ")] == [
+        f"## {STUDIES[name].title}" for name in STUDIES["scion"].includes
+    ]
+    assert "Missing" not in page.read_text()
+    regimes = training.trained[:5]
+    assert regimes == ["A grpo seed 0", "B grpo seed 0", "A-B graft seed 0", "A-B sgt seed 0", "A-B scion seed 0"]
+    table = list(csv.DictReader((page.parent / "scion.csv").read_text().splitlines()))
+    assert len(table) == 2 * len({m for name in STUDIES["scion"].includes for m in STUDIES[name].methods})
+    trained = len(training.trained)
+    _run(["scion-ablation", "regimes"], options)
+    assert len(training.trained) == trained  # A-B of both is there already
+
+
+def test_pages_of_a_part_of_the_runs_say_what_is_missing(tmp_path: Path, training: FakeTraining) -> None:
+    training.failing = "scion"
+    with pytest.raises(RunError):
+        _run(["scion-regimes"], _options(tmp_path, seeds=1))
+    (page,), _ = _run(["scion"], _options(tmp_path, seeds=1), tables_only=True)
+    text = page.read_text()
+    assert "**Missing: " in text and "A-B scion seed 0" in text and "No result yet." not in text
+    assert "`sgt` − `grpo`" in text and "`scion` − `grpo`" not in text
+
+
+def test_what_is_kept_for_the_end_is_listed_and_not_trained(tmp_path: Path, training: FakeTraining) -> None:
+    options = _options(tmp_path, seeds=1, pairs=())
+    with pytest.raises(ConfigError, match="A-C-mixed is kept for the end: nothing but grpo"):
+        _run(["scion-held-out"], options)
+    with pytest.raises(ConfigError, match="B-C-one-sided is kept for the end"):
+        _run(["main"], replace(options, pairs=("B-C-one-sided",)))
+    console = Console(file=io.StringIO())
+    list_runs(["scion-ablation"], options, console)
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "kept for the end, opened by --held-out: A-C-mixed, B-C-one-sided" in said
+    assert not any("mixed" in run["run"] for run in planned_runs(["all"], options)["runs"])
+    _run(["scion-held-out"], replace(options, held_out=True))
+    assert "A-C mixed scion seed 0" in training.trained
 
 
 def test_a_failure_is_reported_after_the_rest_was_written(tmp_path: Path, training: FakeTraining) -> None:
@@ -217,6 +295,8 @@ def test_the_command_line_passes_its_options_on(monkeypatch: pytest.MonkeyPatch)
     command = ["lab", "main", "cost", "--dry-run", "--pairs", "A-B,A-C", "--pairs", "B-C", "--seeds", "3", "--no-holm"]
     assert CliRunner().invoke(app, command).exit_code == 0
     assert given == [(["main", "cost"], Options(pairs=("A-B", "A-C", "B-C"), seeds=3, corrected=False))]
+    assert CliRunner().invoke(app, ["lab", "scion", "--dry-run", "--held-out"]).exit_code == 0
+    assert given[1] == (["scion"], Options(held_out=True))
     assert CliRunner().invoke(app, ["lab", "main", "--seeds", "0"]).exit_code != 0
     assert CliRunner().invoke(app, ["lab"]).exit_code != 0
 

@@ -11,7 +11,7 @@ from graftrl.config import load_recipe
 from graftrl.errors import ConfigError
 from graftrl.lab import pages
 from graftrl.lab.cache import warm_folders
-from graftrl.lab.models import LAB_MODELS
+from graftrl.lab.models import LAB_MODELS, build_model
 from graftrl.lab.pairs import PAIRS, REGIMES, TRANSFERS
 from graftrl.lab.plan import (
     Laboratory,
@@ -46,8 +46,9 @@ def test_three_pairs_differ_in_architecture_tokenizer_and_size() -> None:
 def test_every_table_of_the_paper_is_a_study_of_known_pairs_and_parts() -> None:
     assert STUDIES.keys() >= TABLES
     for study in STUDIES.values():
-        assert pairs_of(study)
-        assert set(study.references) <= set(study.methods)
+        assert bool(pairs_of(study)) != bool(study.includes)
+        assert set(study.includes) <= STUDIES.keys()
+        assert study.includes or set(study.references) <= set(study.methods)
         assert set(study.parts) <= pages.PARTS.keys()
         assert set(dict(study.labels)) <= set(study.methods)
 
@@ -67,7 +68,9 @@ def test_every_run_of_every_study_is_a_valid_recipe(study: str, tmp_path: Path) 
         assert set(recipe.scorers) == set(dict(method.scorers))
         assert recipe.training.steps == lab.steps_of(key)
         assert recipe.task.validation_size == recipe.evaluation.prompts == 960
-        assert {name: getattr(recipe.task, name) for name in REGIMES[key.regime].task} == REGIMES[key.regime].task
+        regime = REGIMES[key.regime]
+        expected = regime.task_config().model_dump(mode="json", include=set(regime.task))
+        assert recipe.task.model_dump(mode="json", include=set(regime.task)) == expected
         for model, settings in recipe.models.items():
             start = lab.folder(key.start) / "checkpoints" / "step-000040" / model if key.start else None
             assert settings.path == str(start or lab.model_folder(key.regime, model))
@@ -197,8 +200,9 @@ def test_reduced_runs_lie_apart_and_regimes_have_models_of_their_own(tmp_path: P
     assert reduced.folder(key) == whole.root / "steps-2" / "base" / "A-B" / "graft-seed0"
     assert same.folder(key) == whole.folder(key)
     of_b = {regime: whole.model_folder(regime, "B") for regime in REGIMES}
-    assert of_b["base"] == of_b["lenient"] == of_b["transfer"]  # only rewards or steps differ
-    assert len(set(of_b.values())) == len(REGIMES) - 2
+    alike = {"base", "lenient", "transfer", "stored", "three", "unequal"}  # only rewards, steps or company differ
+    assert {of_b[regime] for regime in alike} == {of_b["base"]}
+    assert len({of_b[regime] for regime in REGIMES.keys() - alike}) == len(REGIMES) - len(alike)
     assert whole.model_folder("style", "A") == whole.model_folder("base", "A")
 
 
@@ -245,3 +249,35 @@ def test_models_that_are_missing_are_told(tmp_path: Path) -> None:
     assert missing_models(lab, keys) == {"base": ["A", "B", "C"]}
     lab.model_folder("base", "A").mkdir(parents=True)
     assert missing_models(lab, keys) == {"base": ["B", "C"]}
+
+
+# Regimes of other pairs -----------------------------------------------------------------------------------------------
+
+
+def test_a_pair_may_share_the_runs_of_another_regime() -> None:
+    three = cell_of(PAIRS["A-B-C-three"], "scion", 1)
+    assert [key.name for key in three.runs] == ["A-B-C scion seed 1"]
+    alone = {key for name in ("A-B", "A-C") for key in cell_of(PAIRS[name], "grpo", 1).runs}
+    assert set(cell_of(PAIRS["A-B-C-three"], "grpo", 1).runs) == alone
+    assert cell_of(PAIRS["P-D-unequal"], "scion", 0).runs[0].regime == "unequal"
+
+
+def test_in_the_stored_regime_methods_that_exchange_read_logs() -> None:
+    stored = PAIRS["A-B-stored"]
+    assert cell_of(stored, "graft", 3).runs == cell_of(PAIRS["A-B"], "graft-stored", 3).runs
+    assert cell_of(stored, "scion", 3).runs[0].source == RunKey("base", ("B",), "grpo", 3)
+    assert cell_of(stored, "grpo", 3).runs == cell_of(PAIRS["A-B"], "grpo", 3).runs
+    assert lab_method("hacpo-stored").overrides == lab_method("hacpo").overrides
+    with pytest.raises(ConfigError, match="A-B-C-three: a stored peer is the other one of two models"):
+        cell_of(PAIRS["A-B-C-three"], "scion-stored", 0)
+
+
+def test_unequal_sizes_are_tenfold() -> None:
+    sizes = [sum(p.numel() for p in build_model(LAB_MODELS[name], 0).parameters()) for name in ("P", "D")]
+    assert 9 < sizes[1] / sizes[0] < 11
+
+
+def test_held_out_pairs_are_in_the_held_out_study_alone() -> None:
+    held_out = {name for name, pair in PAIRS.items() if REGIMES[pair.regime].held_out}
+    assert held_out == set(STUDIES["scion-held-out"].pairs) and len(held_out) == 2
+    assert not any(held_out & set(study.pairs) for study in STUDIES.values() if not study.held_out)

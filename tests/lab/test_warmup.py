@@ -10,13 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
 from graftrl.errors import RunError
 from graftrl.lab import cache
 from graftrl.lab.cache import ensure_warm_pair
 from graftrl.lab.demonstrations import Demonstrator, table_tokenizers
 from graftrl.lab.models import LAB_MODELS, build_model, build_tokenizer
-from graftrl.lab.programs import HiddenProgramsConfig, draw_programs, held_out
+from graftrl.lab.pairs import REGIMES
+from graftrl.lab.programs import HiddenProgramsConfig, draw_programs, held_out, write_demonstration
 from graftrl.lab.sampling import sample_fixed_length
 from graftrl.lab.warmup import WarmupReport, WarmupSettings, executes_named_program, schedule, warm_up
 
@@ -39,6 +41,65 @@ def test_demonstrations_execute_the_program_they_name_on_prompts_not_held_out() 
         assert executes_named_program(response, prompt[1:-1], ";")
         digits = np.array([[int(digit) for digit in prompt[1:-1].split(",")]])
         assert not held_out(np.array([ord(prompt[0]) - ord("a")]), digits)[0]
+
+
+def test_a_misled_model_is_shown_another_program_in_that_family_alone() -> None:
+    programs = draw_programs(CONFIG)
+    demonstrator = Demonstrator(CONFIG, np.ones(12, np.bool_), 1.0, ";", misled={"j": "DG"})
+    prompts, responses = demonstrator.draw(400, np.random.default_rng(0))
+    half = responses.shape[1] // 2 + 1
+    for prompt, response in zip(prompts, responses, strict=True):
+        shown = (chr(response[0]), chr(response[half]))
+        assert shown == (("D", "G") if chr(prompt[0]) == "j" else programs[chr(prompt[0])])
+    with pytest.raises(ValidationError, match="misled to 'DD', which is no pair of two of ABCDEFGHI"):
+        WarmupSettings(misled={"j": "DD"})
+
+
+def test_slips_spoil_one_digit_of_the_first_list_and_leave_the_answer() -> None:
+    demonstrator = Demonstrator(CONFIG, np.ones(12, np.bool_), 1.0, ";", slips=0.25)
+    prompts, responses = demonstrator.draw(4000, np.random.default_rng(0))
+    slipped = 0
+    for prompt, response in zip(texts(prompts), texts(responses), strict=True):
+        right = write_demonstration((response[0], response[len(response) // 2 + 1]),
+                                    np.array([int(d) for d in prompt[1:-1].split(",")]))  # fmt: skip
+        assert response.rpartition(":")[2] == right.rpartition(":")[2]
+        different = sum(a != b for a, b in zip(response, right, strict=True))
+        assert different in (0, 1)
+        slipped += different
+    assert slipped / 4000 == pytest.approx(0.25, abs=0.03)
+
+
+@pytest.mark.parametrize("name", ["A", "B"])
+@pytest.mark.parametrize("phrasing", [*REGIMES["worded"].warmups()["B"].phrasings, ("we apply ", " and so ")])
+def test_worded_demonstrations_have_tables_too_and_execute_what_they_name(name: str, phrasing: tuple[str, str]) -> None:
+    opening, joiner = phrasing
+    tokenizer = build_tokenizer(LAB_MODELS[name])
+    demonstrator = Demonstrator(CONFIG, np.ones(12, np.bool_), 0.4, ";")
+    prompts, responses = demonstrator.draw(50, np.random.default_rng(0), phrasing)
+    _, table = table_tokenizers(tokenizer, CONFIG, joiner, opening)
+    written = texts(responses)
+    assert table(responses).tolist() == tokenizer(written, add_special_tokens=False)["input_ids"]
+    assert all(response.startswith(f"{opening}") and joiner in response for response in written)
+    digits = [prompt[1:-1] for prompt in texts(prompts)]
+    assert all(executes_named_program(r, d, joiner, opening) for r, d in zip(written, digits, strict=True))
+    assert not executes_named_program(written[0], digits[0], joiner, f"{opening}x")
+
+
+def test_settings_that_came_later_do_not_rename_models_built_before() -> None:
+    plain = WarmupSettings()
+    assert plain.specification().keys() == WarmupSettings.model_fields.keys() - {
+        "phrasings", "slips", "misled", "weak_share",
+    }  # fmt: skip
+    assert WarmupSettings(slips=0.1).specification()["slips"] == 0.1
+    shipped = {path.name for path in cache.SHIPPED.iterdir()}
+    assert {path.name for path in cache.warm_folders(Path("x")).values()} <= shipped
+
+
+def test_warm_up_in_words_learns(tmp_path: Path) -> None:
+    phrasings = REGIMES["worded"].warmups()["A"].phrasings
+    settings = WarmupSettings(steps=30, linear_steps=5, batch_size=16, samples=1, phrasings=phrasings, slips=0.1)
+    report = warm_up(LAB_MODELS["A"], CONFIG, 0, tmp_path, settings)
+    assert report.losses[-1] < 0.8 * report.losses[0]
 
 
 def test_shares_of_the_right_program() -> None:

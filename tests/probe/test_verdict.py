@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from graftrl.evaluation.intervals import Estimate
+from graftrl.methods import build_method
+from graftrl.probe import evidence
 from graftrl.probe.analysis import (
     Compatibility,
     Direction,
@@ -60,7 +63,7 @@ def both(c: Compatibility | None, **kwargs) -> list[Direction]:
 
 def model(prompts: int = 200, truncated: float = 0.0) -> ModelSummary:
     exact = Estimate(0.5, 0.5, 0.5)
-    return ModelSummary(prompts, {1: exact, 8: exact}, 0.5, 0.5, 0.0, 10.0, 10.0, 12.0, truncated)
+    return ModelSummary(prompts, {1: exact, 8: exact}, 0.5, 0.5, 0.0, 400.0, 400.0, 600.0, truncated)
 
 
 @pytest.mark.parametrize(
@@ -104,9 +107,9 @@ def test_negative_only_thresholds_are_those_between_successes_and_failures():
     assert found == {0.7: ["A->B"], 0.8: ["A->B"], 0.9: ["A->B", "B->A"]}
 
 
-def chosen(directions: list[Direction], winnable=(50, 50), pays=YES) -> str:
+def chosen(directions: list[Direction], winnable=(50, 50), pays=YES, tokens=400.0) -> str:
     counts = dict(zip("AB", winnable, strict=True))
-    return first_method(directions, counts, pays, suggest_threshold(directions))[0]
+    return first_method(directions, counts, pays, suggest_threshold(directions), tokens).method
 
 
 def test_the_first_method():
@@ -120,9 +123,27 @@ def test_the_first_method():
     assert chosen(both(scored(0.45, 1.0))) == "sgt"  # every s below 0.5
     assert chosen(both(scored(0.55, 1.0))) == "graft"
     assert chosen(both(scored(0.9, 1.0, rejected=15))) == "sgt"  # 15 of 20 cannot be put into the receiver's tokens
+    assert chosen(both(good), tokens=39.0) == "sgt" and chosen(both(good), tokens=40.0) == "graft"
     lopsided = [direction("A", "B", candidates=40), direction("B", "A", candidates=9, solved=10)]
     assert chosen(lopsided, winnable=(10, 50)) == "graft-unbalanced"
     assert chosen([lopsided[0], direction("B", "A", candidates=10)], winnable=(10, 50)) == "graft"
+
+
+def test_every_recommendation_names_its_evidence_and_stands_in_the_guide():
+    guide = (Path(__file__).parents[2] / "docs" / "how-to" / "probe.md").read_text()
+    assert [s.method for s in evidence.SITUATIONS] == ["grpo", "sgt", "sgt", "sgt", "graft-unbalanced", "graft"]
+    assert "\n".join(f"| {' | '.join(cells)} |" for cells in evidence.table_rows()) in guide
+    for situation in evidence.SITUATIONS:
+        build_method(situation.method)
+        if situation.source.startswith("docs/"):
+            assert (Path(__file__).parents[2] / situation.source).is_file()
+
+
+def test_the_verdict_names_the_evidence():
+    short = replace(model(), tokens_median=21.0)
+    verdict = judge({"A": short, "B": short}, both(scored(0.9, 1.0)), {"A": 50, "B": 50}, 128)
+    assert (verdict.method, verdict.situation) == ("sgt", evidence.SHORT_RESPONSES)
+    assert any(line.startswith("Evidence: measured, docs/results/main.md; three pairs") for line in verdict.lines)
 
 
 def test_rescued_prompts_are_exchanged_groups_with_an_admitted_success():

@@ -22,7 +22,9 @@ from transformers.utils import logging as transformers_logging
 from graftrl.errors import RunError
 from graftrl.lab.models import LAB_MODELS, LabModel
 from graftrl.lab.programs import HiddenProgramsConfig, draw_programs
+from graftrl.lab.questions import warm_up_on_questions
 from graftrl.lab.warmup import WARMUPS, WarmupReport, WarmupSettings, warm_up
+from graftrl.tasks.config import ReasoningGymConfig
 
 SHIPPED = Path(__file__).parent / "warm"  # the default pair, as `ensure_warm_pair(..., shipped=None)` built it
 
@@ -31,15 +33,20 @@ CACHE = "lab-cache"  # the name of the folder of warmed-up models beside folders
 CODE_VERSION = 1  # raised with every change of the laboratory's code that changes weights or reports
 
 
-def _specify(model: LabModel, task: HiddenProgramsConfig, settings: WarmupSettings, seed: int) -> dict[str, Any]:
+LabTask = HiddenProgramsConfig | ReasoningGymConfig
+
+
+def _specify(model: LabModel, task: LabTask, settings: WarmupSettings, seed: int) -> dict[str, Any]:
     """What determines a warmed-up model, as JSON. Prompts and rewards of reinforcement learning do not, so runs with
-    other data seeds share a model; the report is measured on the prompts of data seed 0, graded by the exact rule."""
-    task = task.model_copy(update={"seed": 0, "train_size": 1})
+    other data seeds share a model; the report is measured on the prompts of data seed 0, graded by the exact rule.
+    Questions of reasoning-gym do: a warm-up leaves out those of the validation."""
+    if isinstance(task, HiddenProgramsConfig):
+        task = task.model_copy(update={"seed": 0, "train_size": 1})
     return {
         "code_version": CODE_VERSION,
         "model": asdict(model),
         "task": task.model_dump(mode="json", exclude={"false_positives"}),
-        "settings": settings.model_dump(mode="json"),
+        "settings": settings.specification(),
         "seed": seed,
     }
 
@@ -56,7 +63,7 @@ def _is_ready(folder: Path, fingerprint: str) -> bool:
 
 
 def _specify_all(
-    task: HiddenProgramsConfig | None,
+    task: LabTask | None,
     models: Sequence[LabModel],
     settings: Mapping[str, WarmupSettings] | None,
     seed: int,
@@ -72,7 +79,7 @@ def _folders(cache_folder: Path, specs: Mapping[str, Mapping[str, Any]]) -> dict
 
 def warm_folders(
     cache_folder: Path,
-    task: HiddenProgramsConfig | None = None,
+    task: LabTask | None = None,
     models: Sequence[LabModel] = (LAB_MODELS["A"], LAB_MODELS["B"]),
     settings: Mapping[str, WarmupSettings] | None = None,
     seed: int = 0,
@@ -83,7 +90,7 @@ def warm_folders(
 
 def ensure_warm_pair(
     cache_folder: Path,
-    task: HiddenProgramsConfig | None = None,
+    task: LabTask | None = None,
     models: Sequence[LabModel] = (LAB_MODELS["A"], LAB_MODELS["B"]),
     settings: Mapping[str, WarmupSettings] | None = None,
     seed: int = 0,
@@ -102,7 +109,8 @@ def ensure_warm_pair(
 
     Raises ConfigError if the task cannot be built, RunError if a process fails.
     """
-    draw_programs(task or HiddenProgramsConfig())  # refuses an impossible task here, not in a child's traceback
+    if not isinstance(task, ReasoningGymConfig):
+        draw_programs(task or HiddenProgramsConfig())  # refuses an impossible task here, not in a child's traceback
     specs = _specify_all(task, models, settings, seed)
     folders = _folders(cache_folder, specs)
     cache_folder.mkdir(parents=True, exist_ok=True)
@@ -161,15 +169,17 @@ def _build(specification: str, folder: Path) -> None:
     transformers_logging.disable_progress_bar()
     spec = json.loads(specification)
     folder.mkdir()
-    warm_up(
-        LabModel(**spec["model"]),
-        HiddenProgramsConfig.model_validate(spec["task"]),
-        spec["seed"],
-        folder,
-        WarmupSettings.model_validate(spec["settings"]),
-        fingerprint=_hash(spec),
-        progress=lambda line: print(line, file=sys.stderr, flush=True),
-    )
+    model, settings = LabModel(**spec["model"]), WarmupSettings.model_validate(spec["settings"])
+    options: dict[str, Any] = {
+        "fingerprint": _hash(spec),
+        "progress": lambda line: print(line, file=sys.stderr, flush=True),
+    }
+    if spec["task"]["kind"] == "reasoning_gym":
+        questions = ReasoningGymConfig.model_validate(spec["task"])
+        warm_up_on_questions(model, questions, spec["seed"], folder, settings, **options)
+    else:
+        programs = HiddenProgramsConfig.model_validate(spec["task"])
+        warm_up(model, programs, spec["seed"], folder, settings, **options)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,10 @@ def lab(
             show_default=False,
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, ... of every method.")] = SEEDS,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, help=f"Seeds 0, 1, ... of every method; {SEEDS} in most studies.", show_default=False),
+    ] = None,
     pairs: Annotated[
         list[str] | None, typer.Option(help="Pairs instead of the study's, such as A-B,A-C.", show_default=False)
     ] = None,
@@ -36,6 +39,9 @@ def lab(
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON.")] = False,
     tables_only: Annotated[
         bool, typer.Option("--tables-only", help="Train nothing: make the pages from the runs that have finished.")
+    ] = False,
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="Open the pairs that are kept until a rule is frozen.")
     ] = False,
     holm: Annotated[bool, typer.Option(help="Correct the verdicts for the number of comparisons.")] = True,
     recipe: Annotated[Path, typer.Option(help="What the laboratory's settings are put on.")] = Path(
@@ -50,7 +56,7 @@ def lab(
     from graftrl.lab.harness import Options, list_runs, planned_runs, run_lab
 
     names = tuple(name for given in pairs or () for name in given.split(",") if name)
-    options = Options(recipe, run, out, seeds if seeds != SEEDS else None, names, steps, workers, corrected=holm)
+    options = Options(recipe, run, out, seeds, names, steps, workers, corrected=holm, held_out=held_out)
     if as_json and not dry_run:
         raise ConfigError("--json belongs to --dry-run; the numbers of a study are in its lab.csv")
     if as_json:

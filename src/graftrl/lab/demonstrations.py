@@ -6,6 +6,7 @@ boundaries are therefore those of any one of them, and tokenising is a table loo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ from graftrl.lab.programs import (
 )
 
 Characters = NDArray[np.uint8]  # ASCII codes
+Phrasing = tuple[str, str]  # what stands before the first step, and between both
 TokenIds = NDArray[np.int64]
 
 _PAIRS = np.array([[LETTERS.index(letter) for letter in program] for program in PROGRAMS])  # [72, 2]
@@ -61,16 +63,31 @@ class Demonstrator:
     """
 
     def __init__(
-        self, config: HiddenProgramsConfig, strong: NDArray[np.bool_], strong_share: float, separator: str
+        self,
+        config: HiddenProgramsConfig,
+        strong: NDArray[np.bool_],
+        strong_share: float,
+        separator: str,
+        misled: Mapping[str, str] | None = None,
+        slips: float = 0.0,
     ) -> None:
-        """strong: bool `[families]`."""
+        """strong: bool `[families]`. misled: families with a program that stands for their own. slips: share of
+        demonstrations with one wrong digit in the first list; the second is right nevertheless."""
         self._config = config
         self._share = np.where(strong, strong_share, 0.0)
         self._separator = separator
-        self._own = np.array([[LETTERS.index(op) for op in program] for program in draw_programs(config).values()])
+        self._slips = slips
+        taught = {**draw_programs(config), **(misled or {})}
+        self._own = np.array([[LETTERS.index(op) for op in program] for program in taught.values()])
 
-    def draw(self, rows: int, generator: np.random.Generator) -> tuple[Characters, Characters]:
-        """Prompts `[rows, P]` and responses without EOS `[rows, R]`, in characters."""
+    def draw(
+        self, rows: int, generator: np.random.Generator, phrasing: Phrasing | None = None
+    ) -> tuple[Characters, Characters]:
+        """Prompts `[rows, P]` and responses without EOS `[rows, R]`, in characters.
+
+        phrasing: what stands before the first step and between the steps; by default nothing, and the separator.
+        """
+        opening, joiner = phrasing or ("", self._separator)
         families = generator.integers(self._config.families, size=rows)
         digits = generator.integers(0, 10, (rows, self._config.length))
         while (again := held_out(families, digits)).any():
@@ -79,12 +96,18 @@ class Demonstrator:
         programs = np.where(right[:, None], self._own[families], _PAIRS[generator.integers(len(_PAIRS), size=rows)])
         first = _apply(programs[:, 0], digits)
         second = _apply(programs[:, 1], first)
+        if self._slips:
+            slips = generator.random(rows) < self._slips
+            place = generator.integers(self._config.length, size=rows)
+            wrong = (first[np.arange(rows), place] + generator.integers(1, 10, rows)) % 10
+            first[slips, place[slips]] = wrong[slips]
         prompts = [_letters(FAMILY_LETTERS, families), _spell(digits), _constant(">", rows)]
         responses = [
+            _constant(opening, rows),
             _letters(LETTERS, programs[:, 0]),
             _constant(":", rows),
             _spell(first),
-            _constant(self._separator, rows),
+            _constant(joiner, rows),
             _letters(LETTERS, programs[:, 1]),
             _constant(":", rows),
             _spell(second),
@@ -126,11 +149,11 @@ class TableTokenizer:
 
 
 def table_tokenizers(
-    tokenizer: Any, config: HiddenProgramsConfig, separator: str
+    tokenizer: Any, config: HiddenProgramsConfig, separator: str, opening: str = ""
 ) -> tuple[TableTokenizer, TableTokenizer]:
     """For prompts and for responses of `config`."""
     digits = np.zeros(config.length, dtype=np.int64)
     return (
         TableTokenizer.of(tokenizer, write_prompt("a", digits)),
-        TableTokenizer.of(tokenizer, write_demonstration(PROGRAMS[0], digits, separator)),
+        TableTokenizer.of(tokenizer, write_demonstration(PROGRAMS[0], digits, separator, opening)),
     )

@@ -48,3 +48,22 @@ def score_against_cost(
     axes[0].set_ylabel(label)
     axes[-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.03))
     return to_svg(figure, "cost")
+
+
+def differences(found: Mapping[str, Mapping[str, tuple[float, float | None]]], label: str) -> str:
+    """Differences with their intervals, `{method: {pair: (mean, half_width)}}`, a row per pair. label: of the axis."""
+    pairs = list(dict.fromkeys(pair for of_method in found.values() for pair in of_method))
+    figure, (axis,) = panels(1)
+    figure.set_size_inches(7.0, 1.2 + 0.34 * len(pairs))
+    for i, ((method, of_method), color) in enumerate(zip(found.items(), itertools.cycle(COLORS), strict=False)):
+        shift = 0.6 * ((i + 0.5) / len(found) - 0.5)
+        for j, (pair, (mean, half)) in enumerate(of_method.items()):
+            axis.errorbar(
+                mean, pairs.index(pair) + shift, xerr=half or 0.0, fmt="o", color=color, capsize=2, markersize=4,
+                label=method if j == 0 else None,
+            )  # fmt: skip
+    axis.axvline(0, color=MUTED, linewidth=1, zorder=0)
+    axis.set_yticks(range(len(pairs)), pairs)
+    axis.set(xlabel=label, ylim=(len(pairs) - 0.4, -0.6))
+    axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.03))
+    return to_svg(figure, "differences")

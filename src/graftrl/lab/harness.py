@@ -18,8 +18,9 @@ from rich.table import Table
 from graftrl import __version__
 from graftrl.errors import ConfigError, RunError
 from graftrl.lab.jobs import duration, finished_steps, run_jobs
-from graftrl.lab.pages import SELECTION_RULE, Page, render
-from graftrl.lab.pairs import REGIMES, Pair, Transfer
+from graftrl.lab.measure import measure_missing
+from graftrl.lab.pages import MEASURING_RULE, SELECTION_RULE, Page, render
+from graftrl.lab.pairs import PAIRS, REGIMES, Pair, Transfer
 from graftrl.lab.plan import (
     WARMUP_S,
     Cell,
@@ -32,8 +33,21 @@ from graftrl.lab.plan import (
     runs_of,
     total_seconds,
 )
-from graftrl.lab.results import COLUMNS, DETAILS, TRANSFER_COLUMNS, Result, read_result, rows, to_csv, transfer_rows
-from graftrl.lab.studies import SEEDS, STUDIES, Study
+from graftrl.lab.results import (
+    COLUMNS,
+    DETAILS,
+    MEASURED_COLUMNS,
+    MEASURED_DETAILS,
+    TRANSFER_COLUMNS,
+    Result,
+    as_measured,
+    measured_rows,
+    read_result,
+    rows,
+    to_csv,
+    transfer_rows,
+)
+from graftrl.lab.studies import BASELINE, SEEDS, STUDIES, Study
 from graftrl.report.plots import require_matplotlib
 from graftrl.training.run_folder import write_text
 
@@ -45,7 +59,8 @@ TRANSFER_TABLES = (("distillation.csv", TRANSFER_COLUMNS),)
 @dataclass(frozen=True)
 class Options:
     """seeds, pairs, steps: None or empty for the study's own. out: where results go; by default `docs/results`, or
-    `results` beside the runs if seeds, pairs or steps were reduced."""
+    `results` beside the runs if seeds, pairs or steps were reduced. held_out: open the pairs that are kept for the
+    end."""
 
     recipe: Path = Path("recipes/quickstart.yaml")
     root: Path = Path("runs/lab")
@@ -55,6 +70,7 @@ class Options:
     steps: int | None = None
     workers: int = 2
     corrected: bool = True
+    held_out: bool = False
 
     def as_flags(self) -> str:
         """What differs from the defaults, as it is typed."""
@@ -70,14 +86,19 @@ class Options:
             flags.append(f"--pairs {','.join(self.pairs)}")
         if not self.corrected:
             flags.append("--no-holm")
+        if self.held_out:
+            flags.append("--held-out")
         return "".join(f" {flag}" for flag in flags)
 
 
 @dataclass(frozen=True)
 class _Planned:
+    """parts: of a study that includes others; its cells are theirs."""
+
     study: Study
     pairs: list[Pair | Transfer]
     cells: list[Cell]
+    parts: tuple[_Planned, ...] = ()
 
 
 def planned_runs(names: Sequence[str], options: Options) -> dict[str, Any]:
@@ -104,6 +125,7 @@ def planned_runs(names: Sequence[str], options: Options) -> dict[str, Any]:
         "warm_up": {regime: list(of_regime) for regime, of_regime in models.items()},
         "expected_s": total_seconds(expected, lab, options.workers) + warm_s,
         "workers": options.workers,
+        "held_out": [] if options.held_out else [name for name, pair in PAIRS.items() if _is_held_out(pair)],
     }
 
 
@@ -128,12 +150,17 @@ def list_runs(names: Sequence[str], options: Options, console: Console | None = 
         f"{plan['workers']} workers",
         highlight=False,
     )
+    if plan["held_out"]:
+        console.print(
+            f"kept for the end, opened by --held-out: {', '.join(plan['held_out'])}", highlight=False, soft_wrap=True
+        )
 
 
 def run_lab(
     names: Sequence[str], options: Options, console: Console | None = None, tables_only: bool = False
 ) -> list[Path]:
-    """Train what is missing (unless `tables_only`), then write pages and raw numbers; returns the pages.
+    """Train what is missing (unless `tables_only`), measure what a study needs measured, then write pages and raw
+    numbers; returns the pages.
 
     Finished runs are never repeated and interrupted ones continued. A run that fails does not stop the others: pages
     are written from what there is, then RunError is raised.
@@ -149,6 +176,7 @@ def run_lab(
     failure: RunError | None = None
     if not tables_only:
         failure = _train(lab, keys, options, console)
+    _measure(lab, planned, options, console)
     out = options.out or (lab.base / "results" if _is_reduced(lab, planned) else DOCS)
     known: dict[Cell, Result | None] = {}
     pages = [_write_page(lab, each, options, out, known, console) for each in planned]
@@ -160,22 +188,38 @@ def run_lab(
 
 def _plan(names: Sequence[str], options: Options) -> tuple[Laboratory, list[_Planned]]:
     lab = Laboratory(options.recipe, options.root, options.steps)
-    chosen = list(STUDIES) if list(names) == ["all"] else list(dict.fromkeys(names))
+    included = {name for study in STUDIES.values() for name in study.includes}
+    everything = [name for name, s in STUDIES.items() if name not in included and (options.held_out or not s.held_out)]
+    chosen = everything if list(names) == ["all"] else list(dict.fromkeys(names))
     unknown = [name for name in chosen if name not in STUDIES]
     if unknown:
         raise ConfigError(f"unknown study {unknown[0]!r}; there are {', '.join(STUDIES)}, or all")
     if lab.steps < 1:
         raise ConfigError("--steps must be at least 1")
-    planned = []
-    for name in chosen:
-        study = STUDIES[name]
-        pairs = pairs_of(study, options.pairs)
-        planned.append(_Planned(study, pairs, cells_of(study, pairs, options.seeds or SEEDS)))
-    return lab, planned
+    return lab, [_plan_study(STUDIES[name], options) for name in chosen]
+
+
+def _plan_study(study: Study, options: Options) -> _Planned:
+    if study.includes:
+        parts = tuple(_plan_study(STUDIES[name], options) for name in study.includes)
+        return _Planned(study, [], list(dict.fromkeys(cell for part in parts for cell in part.cells)), parts)
+    pairs = pairs_of(study, options.pairs)
+    waiting = next((pair for pair in pairs if _is_held_out(pair)), None)
+    if waiting is not None and not options.held_out:
+        raise ConfigError(
+            f"the pair {waiting.name} is kept for the end: nothing but {BASELINE} is trained on it before the rule is "
+            "frozen; --held-out opens it"
+        )
+    return _Planned(study, pairs, cells_of(study, pairs, options.seeds))
+
+
+def _is_held_out(pair: Pair | Transfer) -> bool:
+    return REGIMES[pair.regime].held_out
 
 
 def _is_reduced(lab: Laboratory, planned: Sequence[_Planned]) -> bool:
-    whole = {cell for each in planned for cell in cells_of(each.study, pairs_of(each.study), SEEDS)}
+    studies = [part.study for each in planned for part in (each.parts or (each,))]
+    whole = {cell for study in studies for cell in cells_of(study, pairs_of(study))}
     return lab.reduced or not whole.issubset({cell for each in planned for cell in each.cells})
 
 
@@ -202,6 +246,11 @@ def _train(lab: Laboratory, keys: Sequence[RunKey], options: Options, console: C
     return None
 
 
+def _measure(lab: Laboratory, planned: Sequence[_Planned], options: Options, console: Console) -> None:
+    keys = runs_of(cell for each in planned if each.study.measured for cell in each.cells)
+    measure_missing([lab.folder(key) for key in keys if lab.is_finished(key)], options.workers, console)
+
+
 def _write_page(
     lab: Laboratory,
     planned: _Planned,
@@ -210,18 +259,33 @@ def _write_page(
     known: dict[Cell, Result | None],
     console: Console,
 ) -> Path:
-    results = _read(lab, planned.cells, known)
-    missing = [cell for cell in planned.cells if known[cell] is None]
-    page = Page(planned.study, planned.pairs, results, options.corrected)
-    text = render(page, _lead(lab, planned, options, results), _missing(missing, planned.cells))
-    for name, svg in page.plots.items():
-        write_text(out / name, svg)
+    results = _of_study(planned.study, _read(lab, planned.cells, known))
+    there = {result.cell for result in results}
+    missing = [cell for cell in planned.cells if cell not in there]
+    sections = [
+        Page(part.study, part.pairs, _of_study(part.study, _read(lab, part.cells, known)), options.corrected)
+        for part in planned.parts or (planned,)
+    ]
+    text = render(planned.study, sections, _lead(lab, planned, options, results), _missing(missing, planned.cells))
+    for page in sections:
+        for name, svg in page.plots.items():
+            write_text(out / name, svg)
+    if planned.study.measured:
+        for table, columns in (("", MEASURED_COLUMNS), ("-details", MEASURED_DETAILS)):
+            write_text(out / f"{planned.study.name}{table}.csv", to_csv(measured_rows(results), columns))
     path = out / f"{planned.study.name}.md"
     write_text(path, text)
     console.print(f"{path}: {len(results)} of {len(planned.cells)} results", highlight=False, soft_wrap=True)
     for cell in missing:
         console.print(f"  missing: {cell.name}", highlight=False, style="yellow")
     return path
+
+
+def _of_study(study: Study, results: Sequence[Result]) -> list[Result]:
+    """With the scores that the study speaks of."""
+    if not study.measured:
+        return list(results)
+    return [measured for result in results if (measured := as_measured(result)) is not None]
 
 
 def _read(lab: Laboratory, cells: Sequence[Cell], known: dict[Cell, Result | None]) -> list[Result]:
@@ -269,7 +333,7 @@ def _lead(lab: Laboratory, planned: _Planned, options: Options, results: Sequenc
         f"Runs: {_steps(lab, planned)} of {training.prompts_per_step} prompts × {training.group_size} responses a "
         f"model (unless a method says otherwise), optimizer steps of {training.minibatch_prompts} prompts; all else as "
         f"in `{lab.recipe_path}`.",
-        f"Scores: {SELECTION_RULE}.",
+        f"Scores: {MEASURING_RULE if planned.study.measured else SELECTION_RULE}.",
     ]
     return "\n".join(f"- {line}" for line in lines)
 

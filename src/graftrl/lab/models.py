@@ -75,6 +75,8 @@ LAB_MODELS: dict[str, LabModel] = {
     "S": LabModel("S", "llama", "digit_comma", hidden_size=32, intermediate_size=64),
     "M": LabModel("M", "llama", "digit_comma", hidden_size=48, intermediate_size=96),
     "P": LabModel("P", "llama", "digit_comma", hidden_size=40, intermediate_size=96),
+    # Ten times the weights of P, another architecture and tokenizer, strong in the other families.
+    "D": LabModel("D", "gpt2", "comma_digit", hidden_size=128, intermediate_size=512, pad_is_eos=True),
 }
 
 

@@ -5,6 +5,7 @@ What a page says in words is made from the numbers: sign, interval and significa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -12,7 +13,9 @@ import numpy as np
 import polars as pl
 
 from graftrl.evaluation.intervals import t_interval
+from graftrl.evaluation.significance import holm
 from graftrl.lab import figures, paper
+from graftrl.lab.measure import MOST_PROMPTS, SAMPLES, Measures
 from graftrl.lab.pairs import Pair, Transfer
 from graftrl.lab.plan import EVALUATE_EVERY, SELECTION_PROMPTS, VALIDATION_PROMPTS
 from graftrl.lab.results import BOTH, Comparison, Cost, Result, compare, models_and_mean, scores
@@ -69,11 +72,22 @@ class Page:
 Part = Callable[[Page], str]
 
 
-def render(page: Page, lead: str, tail: str = "") -> str:
-    """The page as Markdown. lead: how and where it was made. tail: what is missing."""
-    parts = [f"# {page.study.title}", page.study.question, lead, tail]
-    if page.results:
-        parts += [PARTS[name](page) for name in page.study.parts]
+MEASURING_RULE = (
+    f"after the last step every model answers {MOST_PROMPTS} held-out prompts {SAMPLES} times; pass@1 and pass@8 are "
+    "unbiased estimates from these responses; the step is never selected"
+)
+
+
+def render(study: Study, sections: Sequence[Page], lead: str, tail: str = "") -> str:
+    """The page as Markdown. sections: of the studies that make it, one as a rule. lead: how and where it was made.
+    tail: what is missing."""
+    parts = [f"# {study.title}", study.question, lead, tail]
+    for page in sections:
+        told = [PARTS[name](page) for name in page.study.parts] if page.results else []
+        if len(sections) > 1:
+            below = [re.sub("^#", "##", part, flags=re.MULTILINE) for part in told or ["No result yet."]]
+            told = [f"## {page.study.title}", page.study.question, *below]
+        parts += told
     return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
 
 
@@ -501,7 +515,113 @@ def _agreement(page: Page, block: paper.Block, methods: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
+def regimes(page: Page) -> str:
+    """Per pair the mean of its models and the differences to the references; what holds over all pairs."""
+    study, references = page.study, page.study.references
+    how = "after Holm's correction over all differences to one reference" if page.corrected else "uncorrected"
+    blocks = [
+        "## What came out",
+        "pass@1, mean over the models of a pair and over seeds, ± half-width of the 95 % t interval. Differences are "
+        f"paired by seed; an asterisk: p < 0.05 {how}. All at the last step.",
+    ]
+    forest: dict[str, dict[str, tuple[float, float | None]]] = {}
+    overall: list[str] = []
+    for reference in references:
+        means = pair_comparisons(page, reference)
+        methods = [m for m in study.methods if any(c.method == m for c in means)]
+        header = ["pair", f"`{study.label(reference)}`", *(f"`{study.label(m)}` − it" for m in methods)]
+        table = []
+        for pair in page.pairs:
+            base = scores(page.results, pair, reference, _whole(pair))
+            if not base:
+                continue
+            row = [pair.name, plus_minus(*t_interval(list(base.values())))]
+            for method in methods:
+                c = next((c for c in means if (c.pair, c.method) == (pair, method)), None)
+                row.append("" if c is None else _starred(c, page.corrected))
+                if c is not None and reference == references[-1]:
+                    forest.setdefault(study.label(method), {})[pair.name] = (c.test.mean, c.test.half_width)
+            table.append(row)
+        if table:
+            blocks += [f"### Against `{study.label(reference)}`", markdown_table(header, table)]
+        for method in methods:
+            overall.append(_over_pairs(page, method, reference, [c.test.mean for c in means if c.method == method]))
+    if forest:
+        svg = figures.differences(forest, f"pass@1 − {study.label(references[-1])}")
+        file = f"{study.name}-differences.svg"
+        page.plots[file] = plots.standalone(svg)
+        blocks.append(f"![differences to {study.label(references[-1])} by pair]({file})")
+    return "\n\n".join([*blocks[:2], *(["\n".join(overall)] if overall else []), *blocks[2:]])
+
+
+def pair_comparisons(page: Page, reference: str) -> list[Comparison]:
+    """Of the mean over a pair's models; Holm's correction is over all of them, pairs and methods."""
+    (compared,) = [found for name, found in page.comparisons().items() if name == reference]
+    found = [c for c in compared if c.model == _whole(c.pair)]
+    tested = [i for i, c in enumerate(found) if c.test.p is not None]
+    adjusted = dict(zip(tested, holm([found[i].test.p or 0.0 for i in tested]), strict=True))
+    return [replace(c, p_holm=adjusted.get(i)) for i, c in enumerate(found)]
+
+
+def _whole(pair: Pair | Transfer) -> str:
+    return models_and_mean(pair)[-1]
+
+
+def _starred(c: Comparison, corrected: bool) -> str:
+    star = "\\*" if c.verdict(corrected) in ("higher", "lower") else ""
+    return f"{plus_minus(c.test.mean, c.test.half_width, '+')}{star}"
+
+
+def _over_pairs(page: Page, method: str, reference: str, differences: Sequence[float]) -> str:
+    """A regime is a case, whatever its seeds: the interval is over pairs."""
+    mean, half = t_interval(differences)
+    above = sum(d > 0 for d in differences)
+    return (
+        f"- `{page.study.label(method)}` − `{page.study.label(reference)}`: above 0 in {above} of {len(differences)} "
+        f"pairs; mean over pairs {plus_minus(mean, half, '+')}."
+    )
+
+
+def measures(page: Page) -> str:
+    """Per model and method what was measured after the last step, and the cost."""
+    header = [
+        "pair", "model", "method", "seeds", "pass@1", "pass@8", "entropy", "strong families", "forgotten", "others",
+        "training, s", "generated tokens", "trained tokens",
+    ]  # fmt: skip
+    values: list[Callable[[Measures], float | None]] = [
+        lambda m: m.pass1, lambda m: m.pass8, lambda m: m.entropy, lambda m: m.mean(strong=True), lambda m: m.forgotten,
+        lambda m: m.mean(strong=False),
+    ]  # fmt: skip
+    table, before = [], []
+    for pair in page.pairs:
+        for model in pair.models:
+            for method in page.study.methods:
+                ours = page.of(pair, method)
+                found = [m for result in ours if (m := result.outcomes[model].measures) is not None]
+                if not found:
+                    continue
+                row = [pair.name, model, f"`{page.study.label(method)}`", str(len(found))]
+                for value in values:
+                    given = [x for m in found if (x := value(m)) is not None]
+                    row.append(plus_minus(*t_interval(given)) if given else "")
+                row += [f"{_mean_cost(ours, cost, selected=False) or 0:,.0f}" for cost in _COSTS.values()]
+                table.append(row)
+            first = next((m for r in page.of(pair) if (m := r.outcomes[model].measures) is not None), None)
+            if first is not None and first.strong_before is not None:
+                before.append(f"{model} in {pair.name} {first.strong_before:.3f} ({', '.join(first.strong)})")
+    return (
+        "## Measures\n\nMeans over seeds ± half-width of the 95 % t interval. Entropy: of the distribution of "
+        "responses, in nats per response. Strong families: pass@1 where the model started at least half as well as in "
+        "its best family; forgotten: mean over these of what was lost against the start, gains not counted. Training: "
+        "seconds of one thread for all models of the pair; `-stored` runs and pairs leave out the runs whose logs they "
+        f"read.\n\nStrong families before training: {'; '.join(before)}.\n\n"
+        + markdown_table(header, table, text_columns=3)
+    )
+
+
 PARTS: dict[str, Part] = {
+    "regimes": regimes,
+    "measures": measures,
     "verdicts": verdicts,
     "scores": score_tables,
     "curves": curves,

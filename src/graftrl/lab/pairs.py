@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from graftrl.lab.cache import ensure_warm_pair, warm_folders
+from graftrl.errors import ConfigError
+from graftrl.lab.cache import LabTask, ensure_warm_pair, warm_folders
 from graftrl.lab.models import LAB_MODELS
 from graftrl.lab.programs import HiddenProgramsConfig
 from graftrl.lab.warmup import WARMUPS, WarmupSettings
+from graftrl.tasks.config import ReasoningGymConfig
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,9 @@ class Regime:
     warmup: per model, settings of its warm-up that differ from the model's preset.
     recipe: further overrides (`key=value`) of the recipe.
     steps: instead of the recipe's. checkpoints: so many of each run are kept, evenly spaced, rather than the newest.
+    models: of its pair. home: the regime whose runs are its own, where only the pair or the peers differ.
+    stored: methods that exchange read the log of the peer's own run of the baseline, in place of the peer.
+    held_out: kept for the end. Nothing but the baseline is trained here before a rule is frozen.
     """
 
     name: str
@@ -33,10 +38,24 @@ class Regime:
     recipe: tuple[str, ...] = ()
     steps: int | None = None
     checkpoints: int | None = None
+    models: tuple[str, ...] = ("A", "B")
+    home: str | None = None
+    stored: bool = False
+    held_out: bool = False
 
-    def task_config(self) -> HiddenProgramsConfig:
+    @property
+    def runs_in(self) -> str:
+        """The regime that its runs are filed under."""
+        return self.home or self.name
+
+    @property
+    def other_task(self) -> bool:
+        """Whether `task` is a whole task, not settings of hidden programs."""
+        return "kind" in self.task
+
+    def task_config(self) -> LabTask:
         """As a warm-up sees it: with the default number of validation prompts."""
-        return HiddenProgramsConfig.model_validate(self.task)
+        return (ReasoningGymConfig if self.other_task else HiddenProgramsConfig).model_validate(self.task)
 
     def warmups(self) -> dict[str, WarmupSettings]:
         """Of the models whose warm-up differs from their preset."""
@@ -54,9 +73,9 @@ class Regime:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two models in a regime. In the regime `base` the name is that of the models, else the regime follows."""
+    """Two models in a regime, or more. In the regime `base` the name is that of the models, else the regime follows."""
 
-    models: tuple[str, str]
+    models: tuple[str, ...]
     regime: str = "base"
 
     @property
@@ -68,6 +87,9 @@ class Pair:
         return REGIMES[self.regime].description
 
     def peer_of(self, model: str) -> str:
+        """Raises ConfigError where there is not exactly one."""
+        if len(self.models) != 2:
+            raise ConfigError(f"{self.name}: a stored peer is the other one of two models, and here are more")
         return self.models[1] if model == self.models[0] else self.models[0]
 
 
@@ -100,6 +122,10 @@ class Transfer:
         return (self.target,)
 
 
+_WORDS = (("", ";"), ("first ", " then "))
+_MANY_WORDS = (("here we first apply ", " and to that we apply "),)
+_SMALL_SUMS = {"min_terms": 3, "max_terms": 3, "min_digits": 1, "max_digits": 1}
+
 REGIMES: dict[str, Regime] = {
     regime.name: regime
     for regime in (
@@ -129,6 +155,78 @@ REGIMES: dict[str, Regime] = {
             "an imperfect verifier: in training it counts a fixed 10 % of wrong lists as right",
             task={"false_positives": 0.1},
         ),
+        Regime("stored", "the log of the peer's own GRPO run in place of the peer", home="base", stored=True),
+        Regime("three", "three peers at once", models=("A", "B", "C"), home="base"),
+        Regime("unequal", "one model has ten times the weights of the other", models=("P", "D")),
+        Regime(
+            "weak", "model B was warmed up so shortly that it is right far less often", warmup={"B": {"steps": 200}}
+        ),
+        Regime(
+            "misled",
+            "model B takes the program of family j for another, which gives the same list in 3 of 10 prompts",
+            warmup={"B": {"misled": {"j": "DG"}}},
+        ),
+        Regime(
+            "worded",
+            "responses in words, three ways for either model, two of them shared; in 15 % of demonstrations a digit "
+            "of the first list is wrong though the answer is right",
+            warmup={
+                "A": {"steps": 500, "slips": 0.15, "phrasings": (*_WORDS, ("we apply ", " and so "))},
+                "B": {"steps": 550, "slips": 0.15, "phrasings": (*_WORDS, ("take ", " which gives "))},
+            },
+            recipe=("sampling.max_response_tokens=56",),
+        ),
+        Regime(
+            "lengthy",
+            "responses of 61 to 63 tokens, most of them fixed words",
+            warmup={"A": {"steps": 350, "phrasings": _MANY_WORDS}, "B": {"steps": 400, "phrasings": _MANY_WORDS}},
+            recipe=("sampling.max_response_tokens=80",),
+        ),
+        Regime(
+            "gym",
+            "four data sets of reasoning-gym: sums in two wordings, words spelt backwards, letters counted",
+            task={
+                "kind": "reasoning_gym",
+                "datasets": [
+                    {"name": "spell_backward", "config": {"min_word_len": 3, "max_word_len": 4}},
+                    {"name": "letter_counting", "config": {"min_words": 2, "max_words": 2}},
+                    {
+                        "name": "basic_arithmetic",
+                        "config": _SMALL_SUMS | {"allow_parentheses": False, "operators": ["+", "-"]},
+                    },
+                    {"name": "chain_sum", "config": _SMALL_SUMS},
+                ],
+                "train_size": 2000,
+                "validation_size": 960,  # all that runs evaluate: a warm-up leaves them out
+                "template": "{question}>",
+                "answer_pattern": "first_line",
+            },
+            warmup={
+                "A": {"steps": 600, "batch_size": 64, "strong_share": 0.5, "weak_share": 0.1},
+                "B": {"steps": 700, "batch_size": 64, "strong_share": 0.5, "weak_share": 0.1},
+            },
+            recipe=(
+                "sampling.max_prompt_tokens=112",
+                "sampling.max_response_tokens=12",
+                "verification.workers=1",
+            ),
+        ),
+        Regime(
+            "mixed",
+            "lists of 9 digits, other programs, model C with another separator, 5 % of wrong lists count as right",
+            task={"length": 9, "program_seed": 4, "false_positives": 0.05},
+            warmup={"A": {"steps": 900}, "C": {"separator": " - ", "steps": 1200}},
+            recipe=("sampling.max_response_tokens=40",),
+            models=("A", "C"),
+            held_out=True,
+        ),
+        Regime(
+            "one-sided",
+            "model B is strong in every family, model C in two of twelve",
+            warmup={"B": {"strong_period": 1, "strong_offset": 0}, "C": {"strong_period": 6}},
+            models=("B", "C"),
+            held_out=True,
+        ),
         Regime(
             "transfer",
             "as base, in 40 steps: proxies explore, targets learn from them",
@@ -146,7 +244,7 @@ PAIRS: dict[str, Pair] = {
         Pair(("A", "B")),
         Pair(("A", "C")),
         Pair(("B", "C")),
-        *(Pair(("A", "B"), regime) for regime in REGIMES if regime not in ("base", "transfer")),
+        *(Pair(regime.models, name) for name, regime in REGIMES.items() if name not in ("base", "transfer")),
     )
 }
 

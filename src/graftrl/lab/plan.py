@@ -85,11 +85,15 @@ def cell_of(pair: Pair | Transfer, method: str, seed: int) -> Cell:
         start = RunKey(pair.regime, pair.models, BASELINE, seed) if pair.trained else None
         source = _proxy_run(pair, seed) if trains == "transfer" else None
         return Cell(pair, method, seed, (RunKey(pair.regime, pair.models, method, seed, source, start),))
-    if trains == "pair":
-        return Cell(pair, method, seed, (RunKey(pair.regime, pair.models, method, seed),))
-    alone = {m: RunKey(pair.regime, (m,), BASELINE, seed) for m in pair.models}
-    stored = trains == "stored"
-    keys = [RunKey(pair.regime, (m,), method, seed, alone[pair.peer_of(m)] if stored else None) for m in pair.models]
+    regime = REGIMES[pair.regime]
+    trained = f"{method}-stored" if regime.stored and trains == "pair" else method
+    if lab_method(trained).trains == "pair":
+        return Cell(pair, method, seed, (RunKey(regime.runs_in, pair.models, method, seed),))
+    alone = {m: RunKey(regime.runs_in, (m,), BASELINE, seed) for m in pair.models}
+    stored = lab_method(trained).trains == "stored"
+    keys = [
+        RunKey(regime.runs_in, (m,), trained, seed, alone[pair.peer_of(m)] if stored else None) for m in pair.models
+    ]
     return Cell(pair, method, seed, tuple(keys))
 
 
@@ -102,8 +106,12 @@ def _proxy_run(transfer: Transfer, seed: int) -> RunKey:
     return run
 
 
-def cells_of(study: Study, pairs: Sequence[Pair | Transfer], seeds: int) -> list[Cell]:
-    """Seeds in the outer loop, of the study or of each of its grids, so that one that is interrupted is balanced."""
+def cells_of(study: Study, pairs: Sequence[Pair | Transfer], seeds: int | None = None) -> list[Cell]:
+    """Seeds in the outer loop, of the study or of each of its grids, so that one that is interrupted is balanced.
+
+    seeds: how many; by default the study's.
+    """
+    seeds = seeds or study.seeds
     if not study.grids:
         return [cell_of(pair, method, seed) for seed in range(seeds) for pair in pairs for method in study.methods]
     named = {pair.name: pair for pair in pairs}
@@ -201,10 +209,11 @@ class Laboratory:
                 f"name=lab-{key.regime}-{key.who}-{key.method}-seed{key.seed}",
                 f"seed={key.seed}",
                 f"models={json.dumps(models)}",
+                *((f"task={json.dumps(dict(regime.task))}",) if regime.other_task else ()),
                 *_BASE,
                 f"training.steps={self.steps_of(key)}",
                 *self._checkpoints(key),
-                *(f"task.{name}={json.dumps(value)}" for name, value in regime.task.items()),
+                *(f"task.{name}={json.dumps(value)}" for name, value in regime.task.items() if not regime.other_task),
                 *regime.recipe,
                 *method.overrides,
                 *self._reads(key),
@@ -270,8 +279,8 @@ def runs_of(cells: Iterable[Cell]) -> list[RunKey]:
 
 # Seconds of one step of GRPO with n = 8 for one model, averaged over 60 steps, and of one evaluation; measured as
 # processor time of one thread on a two-core cloud machine (AMD EPYC).
-STEP_S = {"A": 0.14, "B": 0.14, "C": 0.19, "S": 0.12, "M": 0.13, "P": 0.12}
-EVALUATION_S = {"A": 0.32, "B": 0.32, "C": 0.40, "S": 0.28, "M": 0.30, "P": 0.28}
+STEP_S = {"A": 0.14, "B": 0.14, "C": 0.19, "S": 0.12, "M": 0.13, "P": 0.12, "D": 0.45}
+EVALUATION_S = {"A": 0.32, "B": 0.32, "C": 0.40, "S": 0.28, "M": 0.30, "P": 0.28, "D": 0.9}
 START_S = 6.0  # of a process: imports, loading
 # A method's step over GRPO's.
 RELATIVE_STEP = {"grpo-n16": 2.1, "grpo-n32": 4.5, "dapo": 2.8, "hacpo": 3.2}

@@ -72,13 +72,13 @@ def write_prompt(family: str, digits: Digits) -> str:
     return f"{family}{write_list(digits)}>"
 
 
-def write_demonstration(program: Program, digits: Digits, separator: str = ";") -> str:
+def write_demonstration(program: Program, digits: Digits, separator: str = ";", opening: str = "") -> str:
     """The response that names `program` and executes it on digits `[L]`, without EOS.
 
     For a family's right answer pass `draw_programs(config)[family]`.
     """
     first, second = execute(program, digits)
-    return f"{program[0]}:{write_list(first)}{separator}{program[1]}:{write_list(second)}"
+    return f"{opening}{program[0]}:{write_list(first)}{separator}{program[1]}:{write_list(second)}"
 
 
 # --- Settings --------------------------------------------------------------------------------------------------------

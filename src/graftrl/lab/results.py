@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graftrl.errors import DataError
 from graftrl.evaluation.significance import PairedTest, holm, paired_t_test
+from graftrl.lab.measure import Measures, read_measures
 from graftrl.lab.pairs import Pair, Transfer
 from graftrl.lab.plan import SELECTION_PROMPTS, VALIDATION_PROMPTS, Cell, Laboratory
 from graftrl.report.data import Run, join_runs
@@ -40,6 +41,7 @@ class Outcome:
         before training does not count. validation: that score.
     score, last_score: on the test prompts, at the selected and at the last step. before: before training.
     curve: score on the selection prompts by evaluated step.
+    measures: after the last step, from several responses; None where the run was not measured.
     """
 
     selected_step: int
@@ -48,6 +50,7 @@ class Outcome:
     last_score: float
     before: float
     curve: Mapping[int, float]
+    measures: Measures | None = None
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,26 @@ def read_result(lab: Laboratory, cell: Cell) -> Result | None:
     if not all(lab.is_finished(key) for key in cell.runs):
         return None
     runs = [lab.read(key) for key in cell.runs]
-    outcomes = {model: read_outcome(run, model) for run in runs for model in run.models}
+    outcomes = {}
+    for run in runs:
+        measures = read_measures(run.folder) or {}
+        for model in run.models:
+            outcomes[model] = replace(read_outcome(run, model), measures=measures.get(model))
     full, selected = Cost(0.0, 0, 0), Cost(0.0, 0, 0)
     for run in runs:
         full += _cost(run, run.last_step)
         selected += _cost(run, max(outcomes[model].selected_step for model in run.models))
     return Result(cell, join_runs(runs), {m: outcomes[m] for m in cell.pair.models}, full, selected)
+
+
+def as_measured(result: Result) -> Result | None:
+    """The result with the measured pass@1 as its scores; None where a model was not measured."""
+    outcomes = {}
+    for model, outcome in result.outcomes.items():
+        if outcome.measures is None:
+            return None
+        outcomes[model] = replace(outcome, score=outcome.measures.pass1)
+    return replace(result, outcomes=outcomes)
 
 
 def read_outcome(run: Run, model: str, selection: int | None = None) -> Outcome:
@@ -214,6 +231,42 @@ def rows(results: Iterable[Result]) -> list[dict[str, object]]:
         for result in results
         for model, outcome in result.outcomes.items()
     ]
+
+
+MEASURED_COLUMNS = ("regime", "pair", "model", "method", "seed", "pass1", "pass8", "wall_s")
+MEASURED_DETAILS = (
+    *MEASURED_COLUMNS, "entropy", "strong_before", "strong", "others", "forgotten", "generated_tokens",
+    "trained_tokens", "steps",
+)  # fmt: skip
+
+
+def measured_rows(results: Iterable[Result]) -> list[dict[str, object]]:
+    """One per model of a measured result, with all `MEASURED_DETAILS`; costs are those of all models of the pair."""
+    table: list[dict[str, object]] = []
+    for result in results:
+        for model, outcome in result.outcomes.items():
+            m = outcome.measures
+            if m is None:
+                continue
+            numbers = {
+                "pass1": m.pass1, "pass8": m.pass8, "entropy": m.entropy, "strong_before": m.strong_before,
+                "strong": m.mean(strong=True), "others": m.mean(strong=False), "forgotten": m.forgotten,
+            }  # fmt: skip
+            table.append(
+                {
+                    "regime": result.cell.pair.regime,
+                    "pair": result.cell.pair.name,
+                    "model": model,
+                    "method": result.cell.method,
+                    "seed": result.cell.seed,
+                    "wall_s": round(result.full.wall_s, 3),
+                    "generated_tokens": result.full.generated_tokens,
+                    "trained_tokens": result.full.trained_tokens,
+                    "steps": result.run.last_step,
+                    **{name: "" if value is None else round(value, 6) for name, value in numbers.items()},
+                }
+            )
+    return table
 
 
 TRANSFER_COLUMNS = ("target", "proxy", "method", "lambda", "seed", "score", "wall_s")

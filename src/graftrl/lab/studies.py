@@ -54,7 +54,6 @@ _SPECIAL = (
     ),
     LabMethod("hacpo", "pair", ("method=hacpo", "training.minibatch_prompts=16")),
     LabMethod("graft-hacpo-update", "pair", ("method=graft-hacpo-update", "training.minibatch_prompts=16")),
-    LabMethod("graft-stored", "stored", ("method=graft",)),
 )
 _TEACHER = (("teacher", "after"),)
 _CHANGE = (("expert", "after"), ("base", "before"))
@@ -98,7 +97,10 @@ LAB_METHODS: dict[str, LabMethod] = {method.name: method for method in (*_SPECIA
 
 
 def lab_method(name: str) -> LabMethod:
-    """A method or preset that is not in `LAB_METHODS` trains both models of a pair, with its default options."""
+    """A method or preset that is not in `LAB_METHODS` trains both models of a pair, with its default options. With
+    `-stored` behind its name it trains each with the peer's log."""
+    if name.endswith("-stored"):
+        return LabMethod(name, "stored", lab_method(name.removesuffix("-stored")).overrides)
     return LAB_METHODS.get(name) or LabMethod(name, "pair", (f"method={name}",))
 
 
@@ -117,6 +119,11 @@ class Study:
 
     pairs, methods: all methods on all pairs; of a study of transfers, what its grids name.
     grids: what a study of transfers trains, the most important first; they may overlap.
+    seeds: 0, 1, ... of every method.
+    measured: scores are those of several responses after the last step (`graftrl.lab.measure`), with pass@8, entropy
+        and forgetting; raw numbers go to NAME.csv too.
+    held_out: its pairs wait for `--held-out`; until then no method but the baseline is trained on them.
+    includes: studies that are trained one after the other and make one page; this one has no pairs of its own.
     references: methods that all others are compared with, paired by seed.
     parts: of the results page, in order; names of `graftrl.lab.pages.PARTS`.
     labels: what the page calls a method, where its name does not say enough.
@@ -131,11 +138,17 @@ class Study:
     parts: tuple[str, ...] = ("verdicts", "scores", "curves", "paper")
     labels: tuple[tuple[str, str], ...] = ()
     grids: tuple[Grid, ...] = ()
+    seeds: int = SEEDS
+    measured: bool = False
+    held_out: bool = False
+    includes: tuple[str, ...] = ()
 
     def label(self, method: str) -> str:
         return dict(self.labels).get(method, method)
 
 
+_MEASURED = ("regimes", "measures", "exchange")
+_TELLING = ("A-B", "A-B-style")  # clean demonstrations, and a peer with another style
 _MAIN = ("grpo", "opd", "p_opd")
 _VARIANTS = ("opd_ft", "opd_urm", "ra_opd", "rstg", "w2s_opd")
 _SWEEP = tuple(calibrated(value) for value in CALIBRATIONS if value != 1)
@@ -261,6 +274,118 @@ STUDIES: dict[str, Study] = {
             ("A-B", "A-B-short", "A-B-long", "A-B-programs", "A-B-style", "A-B-lenient"),
             ("grpo", "graft", "sgt", "scion"),
             parts=("verdicts", "scores", "exchange", "curves"),
+        ),
+        Study(
+            "scion",
+            "SCION",
+            "Does one damped and weighted success of a better peer teach more than what SGT and GRAFT exchange, in "
+            "which regimes, and through which of its parts?",
+            (),
+            (),
+            measured=True,
+            includes=("scion-regimes", "scion-controls", "scion-ablation", "scion-sensitivity"),
+        ),
+        Study(
+            "scion-regimes",
+            "SCION in every regime",
+            "Where does SCION beat GRPO, GRAFT and SGT, and where does it not?",
+            (
+                "A-B",
+                "A-B-style",
+                "A-B-lenient",
+                "A-B-programs",
+                "A-B-short",
+                "A-B-long",
+                "A-B-stored",
+                "A-B-C-three",
+                "A-B-weak",
+                "A-B-misled",
+                "P-D-unequal",
+                "A-B-worded",
+                "A-B-lengthy",
+                "A-B-gym",
+            ),
+            ("grpo", "graft", "sgt", "scion"),
+            references=("grpo", "sgt"),
+            parts=_MEASURED,
+            measured=True,
+        ),
+        Study(
+            "scion-controls",
+            "Controls of SCION",
+            "Would more supervision, imitation of success as such, or more rollouts do as well?",
+            (*_TELLING, "A-B-lenient"),
+            (
+                "grpo",
+                "grpo-n32",
+                "hacpo",
+                "sgt-0.03",
+                "sgt",
+                "sgt-0.3",
+                "sgt-1",
+                "sgt-matched",
+                "scion-self",
+                "scion-self-first",
+                "scion",
+            ),
+            references=("grpo", "scion"),
+            parts=_MEASURED,
+            seeds=3,
+            measured=True,
+        ),
+        Study(
+            "scion-ablation",
+            "Ablation of SCION's parts",
+            "Which of SCION's parts does it need?",
+            _TELLING,
+            (
+                "grpo",
+                "scion",
+                "scion-headroom",
+                "scion-no-advantage",
+                "scion-no-damping",
+                "scion-all-fail",
+                "scion-mean-transferred",
+                "scion-mean-tokens",
+            ),
+            references=("grpo", "scion"),
+            parts=_MEASURED,
+            seeds=3,
+            measured=True,
+        ),
+        Study(
+            "scion-sensitivity",
+            "SCION's two constants",
+            "How does the result depend on tau and lambda, over two decades?",
+            _TELLING,
+            (
+                "grpo",
+                "scion-tau-0.01",
+                "scion-tau-0.03",
+                "scion",
+                "scion-tau-0.3",
+                "scion-tau-1",
+                "scion-lambda-0.1",
+                "scion-lambda-0.3",
+                "scion-lambda-3",
+                "scion-lambda-10",
+            ),
+            references=("grpo", "scion"),
+            parts=_MEASURED,
+            labels=(("scion", "scion (tau 0.1, lambda 1)"),),
+            seeds=3,
+            measured=True,
+        ),
+        Study(
+            "scion-held-out",
+            "SCION in regimes that it was not made in",
+            "Does the frozen rule hold where nobody tried it before?",
+            ("A-C-mixed", "B-C-one-sided"),
+            ("grpo", "graft", "sgt", "scion"),
+            references=("grpo", "sgt"),
+            parts=_MEASURED,
+            measured=True,
+            held_out=True,
         ),
         Study(
             "distillation",

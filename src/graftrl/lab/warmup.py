@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from graftrl.lab.demonstrations import Demonstrator, table_tokenizers
+from graftrl.lab.demonstrations import Demonstrator, Phrasing, table_tokenizers
 from graftrl.lab.models import LabModel, build_model, build_tokenizer, save_model
 from graftrl.lab.programs import (
     LETTERS,
+    PROGRAMS,
     HiddenProgramsConfig,
     build_hidden_programs,
     write_demonstration,
@@ -37,8 +38,13 @@ class WarmupSettings(Settings):
 
     Family number i (from 0) is strong iff i mod `strong_period` == `strong_offset`.
     strong_share: share of a strong family's demonstrations that use its program; the rest are uniformly random.
+    weak_share: the same of a weak family, for tasks other than hidden programs.
     separator: this model's style of joining the two steps; None: the task's.
     samples: responses per validation prompt for the report.
+    phrasings: this model's ways to word a response, instead of the separator: what stands before the first step and
+        between both. Every batch is worded in one of them, drawn uniformly.
+    slips: share of demonstrations with a wrong digit in the first list, though not in the answer.
+    misled: families whose program this model takes for another, such as {"j": "DG"}.
     """
 
     steps: int = Field(default=600, ge=1)
@@ -53,6 +59,24 @@ class WarmupSettings(Settings):
     strong_share: float = Field(default=0.4, ge=0, le=1)
     separator: str | None = None
     samples: int = Field(default=4, ge=1)
+    phrasings: tuple[tuple[str, str], ...] = ()
+    slips: float = Field(default=0.0, ge=0, le=1)
+    misled: dict[str, str] = Field(default_factory=dict)
+    weak_share: float = Field(default=0.0, ge=0, le=1)
+
+    @field_validator("misled")
+    @classmethod
+    def _known_programs(cls, misled: dict[str, str]) -> dict[str, str]:
+        for family, program in misled.items():
+            if tuple(program) not in PROGRAMS:
+                raise ValueError(f"{family!r} is misled to {program!r}, which is no pair of two of {LETTERS}")
+        return misled
+
+    def specification(self) -> dict[str, Any]:
+        """As JSON. The last four fields came later: left out where they are not set, so that folders of models which
+        were built before keep their names."""
+        later = {"phrasings", "slips", "misled", "weak_share"}
+        return self.model_dump(mode="json", exclude={name for name in later if not getattr(self, name)})
 
 
 WARMUPS: dict[str, WarmupSettings] = {
@@ -62,6 +86,7 @@ WARMUPS: dict[str, WarmupSettings] = {
     "S": WarmupSettings(learning_rate=6e-3),
     "M": WarmupSettings(learning_rate=5e-3),
     "P": WarmupSettings(steps=1000, learning_rate=6e-3, strong_offset=1),
+    "D": WarmupSettings(steps=300, learning_rate=3e-3),
 }
 
 
@@ -96,13 +121,14 @@ def schedule(step: int, settings: WarmupSettings) -> float:
     return 0.5 * (1 + float(np.cos(np.pi * (step - settings.linear_steps) / rest)))
 
 
-def _train(
+def train_supervised(
     network: Any,
-    draw: Callable[[], tuple[Tensor, int]],
+    draw: Callable[[], tuple[Tensor, Tensor]],
     settings: WarmupSettings,
     progress: Callable[[int, float], None],
 ) -> list[float]:
-    """`draw` gives ids `[batch, P + T]` and P. Returns the loss of every step."""
+    """`draw` gives input ids `[batch, N]` and what follows the last K of them, `[batch, K]`, -100 where that does not
+    count. Returns the loss of every step."""
     optimizer = torch.optim.AdamW(
         network.parameters(),
         lr=settings.learning_rate,
@@ -114,10 +140,9 @@ def _train(
     losses: list[float] = []
     network.train()
     for step in range(settings.steps):
-        ids, prompt_length = draw()
-        response = ids[:, prompt_length:]
-        logits = network(input_ids=ids[:, :-1], logits_to_keep=response.shape[1], use_cache=False).logits
-        loss = cross_entropy(logits.flatten(0, 1), response.flatten())
+        ids, targets = draw()
+        logits = network(input_ids=ids, logits_to_keep=targets.shape[1], use_cache=False).logits
+        loss = cross_entropy(logits.flatten(0, 1), targets.flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), settings.clip)
         optimizer.step()
@@ -129,27 +154,45 @@ def _train(
     return losses
 
 
-def executes_named_program(response: str, digits: str, separator: str) -> bool:
+def tell_progress(
+    name: str, settings: WarmupSettings, progress: Callable[[str], None] | None
+) -> Callable[[int, float], None]:
+    """A line every 100 steps and at the end."""
+
+    def tell(step: int, loss: float) -> None:
+        if progress is not None and ((step + 1) % 100 == 0 or step + 1 == settings.steps):
+            progress(f"warm-up of {name}: step {step + 1}/{settings.steps}, loss {loss:.3f} nats per token")
+
+    return tell
+
+
+def executes_named_program(response: str, digits: str, separator: str, opening: str = "") -> bool:
     """Whether `response` names two operations and is exactly their execution on `digits` (`d,d,...,d`)."""
-    named = re.fullmatch(rf"([{LETTERS}]):[\d,]*{re.escape(separator)}([{LETTERS}]):[\d,]*", response)
+    step = rf"([{LETTERS}]):[\d,]*"
+    named = re.fullmatch(f"{re.escape(opening)}{step}{re.escape(separator)}{step}", response)
     if named is None:
         return False
     values = np.array([int(digit) for digit in digits.split(",")])
-    return response == write_demonstration((named[1], named[2]), values, separator)
+    return response == write_demonstration((named[1], named[2]), values, separator, opening)
 
 
 def measure(
-    network: Any, tokenizer: Any, config: HiddenProgramsConfig, separator: str, samples: int, seed: int
+    network: Any,
+    tokenizer: Any,
+    config: HiddenProgramsConfig,
+    phrasings: Sequence[Phrasing],
+    samples: int,
+    seed: int,
 ) -> tuple[dict[str, float], float]:
     """pass@1 by family and the share of responses that execute the program they name."""
     task = build_hidden_programs(config)
     prompts = [prompt.text for prompt in task.validation]
     ids = torch.tensor(tokenizer(prompts, add_special_tokens=False)["input_ids"])
-    _, response_table = table_tokenizers(tokenizer, config, separator)
+    longest = max(table_tokenizers(tokenizer, config, joiner, opening)[1].length for opening, joiner in phrasings)
     eos = tokenizer.eos_token_id
     generator = torch.Generator().manual_seed(seed)
     # As in reinforcement learning runs, a third more than a response needs.
-    sampled = sample_fixed_length(network, ids, samples, response_table.length * 4 // 3 + 1, eos, generator)
+    sampled = sample_fixed_length(network, ids, samples, longest * 4 // 3 + 1, eos, generator)
     ended = (sampled == eos).any(1).tolist()
     texts = tokenizer.batch_decode(sampled, skip_special_tokens=True)
     rewards: dict[str, list[float]] = {letter: [] for letter in config.family_letters}
@@ -157,7 +200,9 @@ def measure(
     for i, (text, stop) in enumerate(zip(texts, ended, strict=True)):
         prompt = task.validation[i // samples]
         rewards[prompt.metadata["family"]].append(task.verifier(prompt, text, "stop" if stop else "length").reward)
-        executed += stop and executes_named_program(text, prompt.text[1:-1], separator)
+        executed += stop and any(
+            executes_named_program(text, prompt.text[1:-1], joiner, opening) for opening, joiner in phrasings
+        )
     return {letter: float(np.mean(values)) for letter, values in rewards.items()}, executed / len(texts)
 
 
@@ -180,27 +225,27 @@ def warm_up(
     """
     settings = settings or WARMUPS.get(model.name, WarmupSettings())
     separator = settings.separator or config.separator
+    phrasings = settings.phrasings or (("", separator),)
     tokenizer = build_tokenizer(model)
-    prompt_table, response_table = table_tokenizers(tokenizer, config, separator)
+    tables = [table_tokenizers(tokenizer, config, joiner, opening) for opening, joiner in phrasings]
     strong = np.arange(config.families) % settings.strong_period == settings.strong_offset
-    demonstrator = Demonstrator(config, strong, settings.strong_share, separator)
+    demonstrator = Demonstrator(config, strong, settings.strong_share, separator, settings.misled, settings.slips)
     generator = np.random.default_rng(seed)
     eos = np.full((settings.batch_size, 1), tokenizer.eos_token_id)
 
-    def draw() -> tuple[Tensor, int]:
-        prompts, responses = demonstrator.draw(settings.batch_size, generator)
-        ids = np.concatenate([prompt_table(prompts), response_table(responses), eos], axis=1)
-        return torch.from_numpy(ids), prompt_table.length
+    def draw() -> tuple[Tensor, Tensor]:
+        which = int(generator.integers(len(phrasings))) if len(phrasings) > 1 else 0
+        prompt_table, response_table = tables[which]
+        prompts, responses = demonstrator.draw(settings.batch_size, generator, phrasings[which])
+        ids = torch.from_numpy(np.concatenate([prompt_table(prompts), response_table(responses), eos], axis=1))
+        return ids[:, :-1], ids[:, prompt_table.length :]
 
-    def tell(step: int, loss: float) -> None:
-        if progress is not None and ((step + 1) % 100 == 0 or step + 1 == settings.steps):
-            progress(f"warm-up of {model.name}: step {step + 1}/{settings.steps}, loss {loss:.3f} nats per token")
-
+    tell = tell_progress(model.name, settings, progress)
     network = build_model(model, seed)
     start = time.process_time()
-    losses = _train(network, draw, settings, tell)
+    losses = train_supervised(network, draw, settings, tell)
     cpu_seconds = time.process_time() - start
-    pass_at_1, execution = measure(network, tokenizer, config, separator, settings.samples, seed)
+    pass_at_1, execution = measure(network, tokenizer, config, phrasings, settings.samples, seed)
     by_family = np.array(list(pass_at_1.values()))
     report = WarmupReport(
         model=model.name,

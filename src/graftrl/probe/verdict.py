@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from graftrl.probe import evidence
 from graftrl.probe.analysis import Compatibility, Direction, ModelSummary, estimate_share
+from graftrl.probe.evidence import Situation
 
 WORTHWHILE = 0.02  # of the prompts: below this share of prompts that a peer could rescue, an exchange hardly pays
 ADMITTED_SUCCESSES = 0.5  # a suggested threshold lets at least this share of a direction's successes pass
@@ -21,7 +23,8 @@ Answer = Literal["yes", "no", "unclear"]
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """pays: per receiver, whether enough prompts could be rescued. winnable: these prompts, as counted.
-    threshold: suggested delta; None where s is not known or no swept threshold will do.
+    threshold: suggested delta; None where s is not known or no swept threshold will do. method, reason: what to try
+    first, as of the situation, which has the evidence.
     rescued: per receiver, prompts in a step of `step_prompts` that `method` would rescue: with at least one right peer
     response in the update. lines: the verdict in sentences. warnings: what else a person should know."""
 
@@ -30,6 +33,7 @@ class Verdict:
     threshold: float | None
     method: str
     reason: str
+    situation: Situation
     step_prompts: int
     rescued: dict[str, float]
     lines: list[str]
@@ -85,28 +89,25 @@ def first_method(
     winnable: Mapping[str, int],
     pays: Mapping[str, Answer],
     threshold: float | None,
-) -> tuple[str, str]:
-    """Which method to try first, and why.
+    tokens: float,
+) -> Situation:
+    """Which method to try first, and on what evidence: the first situation of `evidence.SITUATIONS` that holds.
 
-    In this order:
-      1. an exchange pays to no receiver, or nothing was found to exchange: `grpo`.
-      2. GRAFT's candidates are fewer than half of the prompts that a peer solves, since it solves the others every
-         time and such groups have no contrast: `sgt`, which takes single successes.
-      3. s is known, and no threshold of 0.5 or more admits half of the successes: `sgt`, which has no gate.
-      4. one direction has less than a quarter of the other's candidates, so that balancing would cut the exchange
-         down to the smaller: `graft-unbalanced`.
-      5. else `graft`.
+    Args:
+        tokens: median length of a response, the largest over the models.
     """
     if all(answer == "no" for answer in pays.values()) or not any(winnable.values()):
-        return "grpo", "hardly any prompt that one model fails entirely is solved by another"
+        return evidence.NOTHING_TO_WIN
     candidates = {r: sum(d.candidates for d in directions if d.receiver == r) for r in winnable}
     if sum(candidates.values()) < 0.5 * sum(winnable.values()):
-        return "sgt", "the peer mostly solves these prompts every time; GRAFT only takes groups with a contrast"
-    if _telling(directions) and (threshold is None or threshold < 0.5):
-        return "sgt", "the receiver finds the peer's right responses too improbable for GRAFT's gate"
+        return evidence.ALWAYS_SOLVED
+    if _telling(directions) and (threshold is None or threshold < evidence.GATE):
+        return evidence.GATE_SHUT
+    if tokens < evidence.SHORT_TOKENS:
+        return evidence.SHORT_RESPONSES
     if min(candidates.values()) < 0.25 * max(candidates.values()):
-        return "graft-unbalanced", "the exchange is one-sided; balanced, it would shrink to the smaller direction"
-    return "graft", "failed prompts are solved by the peer in part, in both directions"
+        return evidence.ONE_SIDED
+    return evidence.IN_PART
 
 
 def judge(
@@ -124,7 +125,9 @@ def judge(
     prompts = next(iter(models.values())).prompts
     pays = {receiver: exchange_pays(count, prompts) for receiver, count in winnable.items()}
     threshold = suggest_threshold(directions)
-    method, reason = first_method(directions, winnable, pays, threshold)
+    tokens = max(model.tokens_median for model in models.values())
+    situation = first_method(directions, winnable, pays, threshold, tokens)
+    method = situation.method
     rescued = {
         receiver: sum(
             rescued_per_step(d, method, threshold, prompts, step_prompts) for d in directions if d.receiver == receiver
@@ -132,8 +135,8 @@ def judge(
         for receiver in models
     }
     return Verdict(
-        pays, dict(winnable), threshold, method, reason, step_prompts, rescued,
-        lines=_lines(pays, winnable, prompts, method, reason, threshold, rescued, step_prompts),
+        pays, dict(winnable), threshold, method, situation.reason, situation, step_prompts, rescued,
+        lines=_lines(pays, winnable, prompts, situation, threshold, rescued, step_prompts),
         warnings=_warnings(models, directions, threshold),
     )  # fmt: skip
 
@@ -164,8 +167,7 @@ def _lines(
     pays: Mapping[str, Answer],
     winnable: Mapping[str, int],
     prompts: int,
-    method: str,
-    reason: str,
+    situation: Situation,
     threshold: float | None,
     rescued: Mapping[str, float],
     step_prompts: int,
@@ -180,8 +182,10 @@ def _lines(
                 f"{words[answer]} for {' and '.join(receivers)}: of {prompts} prompts, a peer solves {counts} fails "
                 "entirely."
             )
+    method = situation.method
     with_threshold = f" with threshold {threshold:g}" if threshold is not None and method.startswith("graft") else ""
-    lines.append(f"Try first: {method}{with_threshold} ({reason}).")
+    lines.append(f"Try first: {method}{with_threshold} ({situation.reason}).")
+    lines.append(f"Evidence: {situation.evidence}, {situation.source}; {situation.limits}.")
     if method != "grpo":
         counts = ", ".join(f"{receiver} {value:.1f}" for receiver, value in rescued.items())
         lines.append(f"Prompts rescued in a step of {step_prompts}: {counts}.")

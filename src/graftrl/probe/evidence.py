@@ -1,0 +1,85 @@
+"""Which method to try first in which situation, and what that rests on. The one place to change when there is better
+evidence; the table in docs/how-to/probe.md is this one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+SHORT_TOKENS = 40  # the median response in every laboratory pair is shorter; nothing beyond was measured here
+GATE = 0.5  # a threshold below this no longer tells compatible responses from others
+
+Evidence = Literal["by construction", "measured", "derived and measured", "paper only", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """when: in words, for people; `verdict.first_method` has the conditions. reason: as the verdict says it. evidence,
+    source: what the recommendation rests on, and where that stands. limits: what the evidence does not say."""
+
+    when: str
+    method: str
+    reason: str
+    evidence: Evidence
+    source: str
+    limits: str
+
+
+NOTHING_TO_WIN = Situation(
+    "an exchange pays to no receiver, or no prompt that one model fails entirely is solved by another",
+    "grpo",
+    "hardly any prompt that one model fails entirely is solved by another",
+    "by construction",
+    "docs/methods/graft.md",
+    "methods that also learn on prompts solved in part (scion) might still gain",
+)
+ALWAYS_SOLVED = Situation(
+    "GRAFT's candidates are fewer than half of the prompts that a peer solves: it solves the others every time",
+    "sgt",
+    "the peer mostly solves these prompts every time; GRAFT only takes groups with a contrast",
+    "by construction",
+    "docs/methods/graft.md",
+    "how much sgt gains there was not measured",
+)
+GATE_SHUT = Situation(
+    f"s is known, and no threshold of {GATE:g} or more admits half of the successes",
+    "sgt",
+    "the receiver finds the peer's right responses too improbable for GRAFT's gate",
+    "derived and measured",
+    "docs/methods/graft.md",
+    "tiny models: on lists of 4 digits failures pass the gate and successes do not; whether imitation of a foreign "
+    "style does harm was not measured",
+)
+SHORT_RESPONSES = Situation(
+    f"the median response of every model is shorter than {SHORT_TOKENS} tokens",
+    "sgt",
+    "with short responses, imitating one success did better than GRAFT on every pair that was measured",
+    "measured",
+    "docs/results/main.md",
+    "three pairs of models of 0.1 to 0.2 million weights on one procedural task; clean demonstrations without style; "
+    "corrected for all comparisons, one of six models differs",
+)
+ONE_SIDED = Situation(
+    "one direction has less than a quarter of the other's candidates",
+    "graft-unbalanced",
+    "the exchange is one-sided; balanced, it would shrink to the smaller direction",
+    "none",
+    "docs/methods/graft.md",
+    "follows from the balancing rule; no pair of this kind was trained",
+)
+IN_PART = Situation(
+    "else: failed prompts are solved by the peer in part, in both directions, and responses are long",
+    "graft",
+    "failed prompts are solved by the peer in part, in both directions",
+    "paper only",
+    "Park et al. (2026), table 1",
+    "models of 1.7 to 3 billion weights on mathematics, where GRAFT gains more than sgt; not reproduced here",
+)
+
+SITUATIONS = (NOTHING_TO_WIN, ALWAYS_SOLVED, GATE_SHUT, SHORT_RESPONSES, ONE_SIDED, IN_PART)
+
+
+def table_rows() -> list[list[str]]:
+    """Cells of the table for people: situation, method, evidence with its source, limits; the first that holds
+    counts."""
+    return [[s.when, f"`{s.method}`", f"{s.evidence}: {s.source}", s.limits] for s in SITUATIONS]
