@@ -265,7 +265,10 @@ class StoredPeer:
     def _why_nothing_matches(self, total: int) -> str:
         known = self._known_prompts()
         if not known:
-            return f"none of the {total:,} prompts of this run is in the log; it was recorded on another task"
+            return (
+                f"none of the {total:,} prompts of this run is in the log; it was recorded on another task, or met "
+                "other prompts of it: use the seed of the log's run"
+            )
         return (
             f"no prompt of this run has a group of the same step, but {known:,} of {total:,} are in the log in other "
             f"steps; use the seed and training.prompts_per_step of the log's run, or peers.{self.name}.match=prompt"
