@@ -7,53 +7,30 @@ its memory time; activations, attention, norms and everything between the produc
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
-import torch
-
 from common import SMALL, WIDE, Setting, default_threads
+from graftrl.plan.measure import copy_rate, exp_rate, matmul_rate
+from graftrl.policies.config import ModelSettings
+from graftrl.policies.costs import ADAM_BYTES, ModelShape, llama_shape, sampling_work, training_work
 
 
-def best_seconds(work: Callable[[], object], repeats: int = 7, inner: int = 5) -> float:
-    work()
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        for _ in range(inner):
-            work()
-        seconds.append((time.perf_counter() - start) / inner)
-    return min(seconds)
-
-
-def matmul_rate(m: int, k: int, n: int) -> float:
-    """Floating-point operations per second of [m, k] @ [k, n]."""
-    a, b, out = torch.randn(m, k), torch.randn(n, k), torch.empty(m, n)
-    return 2 * m * k * n / best_seconds(lambda: torch.mm(a, b.t(), out=out))
-
-
-def exp_rate() -> float:
-    """Exponentials per second of an array that fits the cache."""
-    x = torch.randn(1 << 17)
-    out = torch.empty_like(x)
-    return x.numel() / best_seconds(lambda: torch.exp(x, out=out))
-
-
-def copy_rate() -> float:
-    """Bytes read and written per second by a copy far larger than a core's cache."""
-    x = torch.randn(1 << 25)
-    out = torch.empty_like(x)
-    return 2 * 4 * x.numel() / best_seconds(lambda: out.copy_(x), repeats=3, inner=1)
+def shape_of_setting(setting: Setting) -> ModelShape:
+    """Of the model that `save_model` makes."""
+    return llama_shape(
+        layers=setting.layers,
+        hidden=setting.hidden,
+        heads=setting.heads,
+        kv_heads=setting.kv_heads,
+        feed_forward=setting.feed_forward,
+        vocabulary=setting.vocabulary,
+        qkv_bias=True,
+    )
 
 
 def floor(setting: Setting) -> dict[str, float]:
     """Seconds of sampling, training and both, with the counts and rates behind them."""
-    hidden, kv = setting.hidden, setting.hidden * setting.kv_heads // setting.heads
-    # Weights of the decoder's matrices: query and output, key and value, gate, up and down.
-    decoder = setting.layers * (2 * hidden**2 + 2 * hidden * kv + 3 * hidden * setting.feed_forward)
-    head = setting.vocabulary * hidden
-    prompt = (setting.shortest_prompt + setting.longest_prompt) / 2
-    drawn = setting.rows * setting.new_tokens
+    hidden, shape = setting.hidden, shape_of_setting(setting)
+    prompts = [(setting.shortest_prompt + setting.longest_prompt) // 2] * setting.prompts
+    rows = [(prompts[0], setting.new_tokens)] * setting.rows
     rates = {
         # One step of decoding is a product with as many rows as there are responses.
         "decode_flops": matmul_rate(setting.rows, hidden, setting.feed_forward),
@@ -62,24 +39,21 @@ def floor(setting: Setting) -> dict[str, float]:
         "exps": exp_rate(),
         "bytes": copy_rate(),
     }
-    # Sampling: 2 operations a weight and token; each prompt is read once. One exponential a logit.
-    # Memory: all weights once a position, and the keys and values of all tokens so far.
+    # Traffic between the products and attention's operations are left out, and the head's logits are taken to be kept:
+    # three products a weight where a policy that computes them again needs four, and one exponential, not two.
+    sampled = sampling_work(shape, prompts, rows, 4)
     sampling = {
-        "decoder_flops": 2 * decoder * (setting.prompts * prompt + drawn),
-        "head_flops": 2 * head * drawn,
-        "exps": drawn * setting.vocabulary,
-        "bytes": 4 * (decoder + head) * setting.new_tokens
-        + 4 * 2 * setting.layers * kv * drawn * (prompt + setting.new_tokens / 2),
+        "decoder_flops": sampled.decoder,
+        "head_flops": sampled.head,
+        "exps": sampled.exps,
+        "bytes": sampled.bytes,
     }
-    # Training: forward, gradient of the input, gradient of the weight: 6 operations a weight and token, a prompt's
-    # tokens once for its group. The head needs response tokens only; keeping its logits would spare it nothing but 2
-    # more.
-    # Memory: AdamW reads and writes weight and both moments, and reads the gradient.
+    trained = training_work(shape, rows, ModelSettings(path="-"), shared_prompts=prompts)
     training = {
-        "decoder_flops": 6 * decoder * (setting.prompts * prompt + drawn),
-        "head_flops": 6 * head * drawn,
-        "exps": drawn * setting.vocabulary,
-        "bytes": 4 * 7 * (decoder + head),
+        "decoder_flops": trained.decoder,
+        "head_flops": trained.head * 3 / 4,
+        "exps": trained.exps / 2,
+        "bytes": ADAM_BYTES * (shape.matrices + shape.head),
     }
     result = {f"rate_{name}": rate for name, rate in rates.items()}
     for name, work, decoder_rate in (

@@ -73,7 +73,8 @@ def test_a_dry_run_as_json_has_the_same_numbers(graftrl, recipe, pair):
     ]
     a = found["models"][0]
     assert a["weights"] == 4 * a["parameters"] and a["optimizer"] == 12 * a["parameters"]
-    assert found["peak_bytes"] == sum(m["peak"] for m in found["models"])
+    # The models take turns: what stays of both, and what the greater adds while it works.
+    assert max(m["peak"] for m in found["models"]) < found["peak_bytes"] < sum(m["peak"] for m in found["models"])
     assert (found["training_prompts"], found["steps"], found["prompts_per_step"]) == (24, 1, 4)
     assert found["most_sampled_tokens"] == 4 * 2 * 6
 

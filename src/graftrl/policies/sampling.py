@@ -21,6 +21,7 @@ from graftrl.policies.decoding import Sequences
 from graftrl.policies.logprobs import Head, compute_dtype
 
 _BLOCK = 512  # vocabulary entries per block of the two-level search
+TILED_ABOVE = 4 * _BLOCK  # larger vocabularies are searched in two levels, on CPUs by tiles
 _CACHED = 1 << 18  # elements of a tile in a core's cache (1 MiB)
 
 
@@ -45,7 +46,7 @@ def draw(logits_RV: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
     """
     vocabulary = logits_RV.shape[-1]
     mass = logits_RV.sub_(logits_RV.amax(dim=-1, keepdim=True)).exp_()
-    if vocabulary <= 4 * _BLOCK:
+    if vocabulary <= TILED_ABOVE:
         below = mass.cumsum(-1, dtype=torch.float64)
         total = below[:, -1]
         chosen = _first_above(below, uniform_R * total)
@@ -106,7 +107,7 @@ def _next_tokens(
     """Draw one token for every row, with at most `max_elements` logits in memory at once."""
     uniform_R = torch.rand(len(hidden_RH), generator=generator, dtype=torch.float64, device=hidden_RH.device)
     vocabulary = head.weight.shape[0]
-    tiled = settings.is_plain and hidden_RH.device.type == "cpu" and vocabulary > 4 * _BLOCK
+    tiled = settings.is_plain and hidden_RH.device.type == "cpu" and vocabulary > TILED_ABOVE
     chunk = max(1, min(max_elements, _CACHED) // _BLOCK if tiled else max_elements // vocabulary)
     drawn = []
     for hidden, uniform in zip(hidden_RH.split(chunk), uniform_R.split(chunk), strict=True):

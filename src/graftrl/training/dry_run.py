@@ -20,7 +20,7 @@ from graftrl.policies.loading import check_context, load_skeleton
 from graftrl.policies.scorers import resolved
 from graftrl.tasks import build_task
 from graftrl.training.data import PromptStream, prompt_length, within_limit
-from graftrl.training.memory import MemoryEstimate, estimate_memory
+from graftrl.training.memory import MemoryEstimate, estimate_memory, together
 from graftrl.training.peers import open_peers
 
 GIB = 1024**3
@@ -81,7 +81,7 @@ def dry_run(recipe: Recipe) -> DryRun:
         kind = type(model).__name__
         lines.append(ModelLine(name, kind, m.parameters, m.trainable, m.weights, m.gradients + m.optimizer, m.peak))
     frozen, notes_on_scorers = _frozen(recipe, codecs, memories)
-    peak = sum(m.peak for m in memories.values()) + sum(line.weights for line in frozen if not line.shared)
+    peak = together(memories.values()) + sum(line.weights for line in frozen if not line.shared)
     lengths = [prompt_length(codec) for codec in codecs.values()]
     train, notes = within_limit(task.train, lengths, recipe.sampling.max_prompt_tokens, "training prompts")
     training = recipe.training
@@ -164,12 +164,15 @@ def _frozen(
     seen: set[str] = set()
 
     def add(name: str, kind: str, memory: MemoryEstimate, path: str) -> None:
-        lines.append(ModelLine(name, kind, memory.parameters, None, memory.weights, None, None, path in seen))
+        lines.append(
+            ModelLine(name, kind, memory.parameters, None, memory.weights + memory.casts, None, None, path in seen)
+        )
         seen.add(path)
 
     for name in method.scorers if isinstance(method, UsesScorers) else ():
         settings = resolved(name, recipe.scorers[name])
         model, scorers[name] = load_skeleton(name, settings)
+        check_context(name, model, recipe.sampling)
         memory = estimate_memory(model, ModelSettings(path=settings.path, dtype=settings.dtype), recipe.sampling)
         add(f"{name} (scorer)", type(model).__name__, memory, settings.path)
     objective = method.objective(0)
