@@ -91,6 +91,8 @@ def test_two_models_from_command_to_tables(graftrl, speaker, numbers, write_rows
     assert [b["pass_at"][k]["value"] for k in "124"] == pytest.approx([0.5, 1 - 1 / 6, 1.0])
     assert a["truncated"] == 0.5 and a["tokens_mean"] == 3.0  # four words cut, or one and its end
     assert a["reasons"] == {"correct": 12, "wrong answer": 12}
+    cut = "a, one: 50% of the responses were cut at 4096 tokens and are mostly wrong for that; --max-tokens allows more"
+    assert cut in result["notes"] and f"note: {cut}" in printed
     on_one, on_two, score = result["comparisons"]
     assert (on_one["difference"]["value"], on_one["better"], on_one["worse"], on_one["p"]) == (0.0, 3, 3, 1.0)
     assert (on_two["on"], on_two["better"], on_two["worse"]) == ("two", 1, 1)

@@ -73,6 +73,25 @@ def test_tables_hold_what_the_runs_reached(tmp_path: Path) -> None:
     assert r"A & graft & 2 & 0.500 [0.000, 1.000] & 0.750 $\pm$ 1.906 & +0.150 $\pm$ 0.635" in latex
 
 
+def test_many_runs_are_counted_in_the_title_and_named_below_the_folder_they_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [make_run(tmp_path / "deep" / where, seed=seed) for seed, where in enumerate(("x/r", "x/s", "y/r"))]
+    run_report(folders, out=tmp_path / "few.html", tables=tmp_path)
+    assert "<title>graftrl: r, s</title>" in (tmp_path / "few.html").read_text()
+    runs = (tmp_path / "runs.md").read_text()
+    assert f"In {tmp_path / 'deep'}. Means over models" in runs
+    assert all(f"| {Path(*where)} | grpo |" in runs for where in ("xr", "xs", "yr"))
+    monkeypatch.chdir(tmp_path / "deep")  # relative beside absolute
+    run_report([Path("x/r"), folders[2]], out=tmp_path / "few.html", tables=tmp_path)
+    assert "| x/r | grpo |" in (tmp_path / "runs.md").read_text()
+    more = [make_run(tmp_path / "deep" / f"z{seed}", seed=seed) for seed in range(3, 6)]
+    run_report([*folders, *more], out=tmp_path / "many.html")
+    assert "<title>graftrl: 6 runs</title>" in (tmp_path / "many.html").read_text()
+    run_report(folders[:1], out=tmp_path / "one.html", tables=tmp_path)
+    assert f"| {folders[0]} | grpo |" in (tmp_path / "runs.md").read_text()
+
+
 def test_exchange_table_adds_up_a_run(tmp_path: Path) -> None:
     run_report([make_run(tmp_path / "r", "graft", grafts=True)], tables=tmp_path / "t")
     table = (tmp_path / "t" / "exchange.md").read_text()

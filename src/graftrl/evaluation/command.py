@@ -32,6 +32,7 @@ from graftrl.training.run_folder import RunFolder, disk_errors, write_text
 RESULTS, MARKDOWN, LATEX, PROBLEMS = "results.json", "results.md", "results.tex", "problems.csv"
 MAX_TOKENS = 4096  # the paper's response limit
 _AGAIN = "the same command goes on where this one stopped"
+_MANY_CUT = 0.1  # share of responses; beyond it a score is in part that of the limit
 _PLACES = ("source", "train", "validation")  # where a benchmark's problems lie, which may move
 
 
@@ -329,6 +330,12 @@ def _notes(
         late = sum(n for a in of_model.values() for reason, n in a.reasons.items() if reason.startswith("time limit"))
         if late:
             notes.append(f"{model}: {late} responses could not be graded within the time limit and count as wrong")
+        for name, a in of_model.items():
+            if (share := a.cut.sum() / (a.responses * len(a.problems))) > _MANY_CUT:
+                notes.append(
+                    f"{model}, {name}: {share:.0%} of the responses were cut at {settings['max_tokens']} tokens and "
+                    "are mostly wrong for that; --max-tokens allows more"
+                )
     if settings["temperature"] == 0:
         notes.append("temperature 0: all responses to a problem are the same")
     return notes

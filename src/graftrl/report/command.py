@@ -11,6 +11,8 @@ from graftrl.report.data import find_runs, join_seeds, read_runs
 from graftrl.report.html import render_report
 from graftrl.training.run_folder import disk_errors, write_text
 
+_NAMED = 4  # folders in a title
+
 
 def run_report(
     paths: Sequence[Path],
@@ -29,7 +31,9 @@ def run_report(
     runs = join_seeds(read_runs(find_runs(paths), presets=True))
     page = out or (paths[0] if len(paths) == 1 else Path()) / "report.html"
     figures, found = drawing.drawn(runs), summary.tables_of(runs)
-    text = render_report(runs, title or f"graftrl: {', '.join(path.resolve().name for path in paths)}", figures, found)
+    names = list(dict.fromkeys(path.resolve().name for path in paths))
+    named = ", ".join(names) if len(names) <= _NAMED else f"{sum(len(run.parts) for run in runs)} runs"
+    text = render_report(runs, title or f"graftrl: {named}", figures, found)
     with disk_errors(page.parent, again="write the report again", option="--out"):
         write_text(page, text)
     written = [page]

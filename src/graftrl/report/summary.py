@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -94,11 +95,16 @@ def results(runs: Sequence[Run]) -> TextTable:
 def states(runs: Sequence[Run]) -> TextTable:
     """Per run folder: how far it is, and what it reached."""
     rows = []
-    for run in (part for joined in runs for part in joined.parts):
+    parts = [part for joined in runs for part in joined.parts]
+    folders = [part.folder for part in parts]
+    if any(folder.is_absolute() for folder in folders):
+        folders = [folder.absolute() for folder in folders]
+    shared = os.path.commonpath([folder.parent for folder in folders]) if len(folders) > 1 else ""
+    for run, folder in zip(parts, folders, strict=True):
         last = max(run.validation, default=None)
         rows.append(
             [
-                str(run.folder),
+                os.path.relpath(folder, shared) if shared else str(run.folder),
                 run.method,
                 ", ".join(run.models),
                 str(run.seed),
@@ -113,7 +119,8 @@ def states(runs: Sequence[Run]) -> TextTable:
         header=["run", "method", "models", "seed", "steps", "training reward", "last pass@1", "best pass@1"],
         rows=rows,
         text_columns=3,
-        caption="Means over models. Training reward: of the last step. pass@1: on the validation prompts.",
+        caption=(f"In {shared}. " if shared else "")
+        + "Means over models. Training reward: of the last step. pass@1: on the validation prompts.",
     )
 
 
