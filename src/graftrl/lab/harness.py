@@ -18,7 +18,7 @@ from rich.table import Table
 from graftrl import __version__
 from graftrl.errors import ConfigError, RunError
 from graftrl.lab.jobs import duration, finished_steps, run_jobs
-from graftrl.lab.measure import measure_missing
+from graftrl.lab.measure import MEASURE_S, measure_missing, read_measures
 from graftrl.lab.pages import MEASURING_RULE, SELECTION_RULE, Page, render
 from graftrl.lab.pairs import PAIRS, REGIMES, Pair, Transfer
 from graftrl.lab.plan import (
@@ -111,6 +111,8 @@ def planned_runs(names: Sequence[str], options: Options) -> dict[str, Any]:
         lab.job(key, expected[key])
     models = missing_models(lab, keys)
     warm_s = sum(WARMUP_S * -(-len(of_regime) // options.workers) for of_regime in models.values())
+    unmeasured = [key for key in _measured_keys(planned) if read_measures(lab.folder(key)) is None]
+    measure_s = MEASURE_S * sum(len(key.models) for key in unmeasured) / options.workers
     return {
         "runs": [
             {
@@ -123,7 +125,7 @@ def planned_runs(names: Sequence[str], options: Options) -> dict[str, Any]:
         ],
         "finished": sum(lab.is_finished(key) for key in keys),
         "warm_up": {regime: list(of_regime) for regime, of_regime in models.items()},
-        "expected_s": total_seconds(expected, lab, options.workers) + warm_s,
+        "expected_s": total_seconds(expected, lab, options.workers) + warm_s + measure_s,
         "workers": options.workers,
         "held_out": [] if options.held_out else [name for name, pair in PAIRS.items() if _is_held_out(pair)],
     }
@@ -247,8 +249,12 @@ def _train(lab: Laboratory, keys: Sequence[RunKey], options: Options, console: C
 
 
 def _measure(lab: Laboratory, planned: Sequence[_Planned], options: Options, console: Console) -> None:
-    keys = runs_of(cell for each in planned if each.study.measured for cell in each.cells)
-    measure_missing([lab.folder(key) for key in keys if lab.is_finished(key)], options.workers, console)
+    finished = [lab.folder(key) for key in _measured_keys(planned) if lab.is_finished(key)]
+    measure_missing(finished, options.workers, console)
+
+
+def _measured_keys(planned: Sequence[_Planned]) -> list[RunKey]:
+    return list(dict.fromkeys(k for each in planned if each.study.measured for cell in each.cells for k in cell.runs))
 
 
 def _write_page(

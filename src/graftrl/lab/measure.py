@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
+from transformers.utils import logging as transformers_logging
 
 from graftrl.config import Recipe
 from graftrl.errors import GraftrlError, RunError
@@ -29,6 +30,7 @@ from graftrl.training.run_folder import RunFolder
 FILE = "measures.json"
 SAMPLES = 8  # responses a prompt, at temperature 1
 MOST_PROMPTS = 480  # of the test prompts, the first ones
+MEASURE_S = 1.5  # processor seconds of one model
 _VERSION = 1
 
 
@@ -159,7 +161,7 @@ def measure_missing(folders: Sequence[Path], workers: int, console: Console) -> 
     console.print(f"measuring {len(todo)} finished runs ({SAMPLES} responses a test prompt)", highlight=False)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(todo)), mp_context=context) as pool:
+    with ProcessPoolExecutor(min(workers, len(todo)), context, transformers_logging.disable_progress_bar) as pool:
         for done, future in enumerate([pool.submit(measure, folder) for folder in todo], 1):
             try:
                 future.result()

@@ -523,6 +523,7 @@ def regimes(page: Page) -> str:
         "## What came out",
         "pass@1, mean over the models of a pair and over seeds, ± half-width of the 95 % t interval. Differences are "
         f"paired by seed; an asterisk: p < 0.05 {how}. All at the last step.",
+        "\n".join(f"- {pair.name}: {pair.description}" for pair in page.pairs if page.of(pair)),
     ]
     forest: dict[str, dict[str, tuple[float, float | None]]] = {}
     overall: list[str] = []
@@ -545,13 +546,14 @@ def regimes(page: Page) -> str:
         if table:
             blocks += [f"### Against `{study.label(reference)}`", markdown_table(header, table)]
         for method in methods:
-            overall.append(_over_pairs(page, method, reference, [c.test.mean for c in means if c.method == method]))
+            ours = [c for c in page.comparisons()[reference] if c.method == method]
+            overall.append(_over_pairs(page, method, reference, ours))
     if forest:
         svg = figures.differences(forest, f"pass@1 − {study.label(references[-1])}")
         file = f"{study.name}-differences.svg"
         page.plots[file] = plots.standalone(svg)
         blocks.append(f"![differences to {study.label(references[-1])} by pair]({file})")
-    return "\n\n".join([*blocks[:2], *(["\n".join(overall)] if overall else []), *blocks[2:]])
+    return "\n\n".join([*blocks[:2], *(["\n".join(overall)] if overall else []), *blocks[2:]])  # the summary first
 
 
 def pair_comparisons(page: Page, reference: str) -> list[Comparison]:
@@ -572,13 +574,16 @@ def _starred(c: Comparison, corrected: bool) -> str:
     return f"{plus_minus(c.test.mean, c.test.half_width, '+')}{star}"
 
 
-def _over_pairs(page: Page, method: str, reference: str, differences: Sequence[float]) -> str:
-    """A regime is a case, whatever its seeds: the interval is over pairs."""
+def _over_pairs(page: Page, method: str, reference: str, compared: Sequence[Comparison]) -> str:
+    """A pair is a case, whatever its seeds: the interval is over pairs. Single models that lose are named."""
+    differences = [c.test.mean for c in compared if c.model == _whole(c.pair)]
     mean, half = t_interval(differences)
     above = sum(d > 0 for d in differences)
+    lower = [f"{c.model} in {c.pair.name} {c.test.mean:+.3f}" for c in compared if c.model != BOTH and c.test.mean < 0]
     return (
         f"- `{page.study.label(method)}` − `{page.study.label(reference)}`: above 0 in {above} of {len(differences)} "
-        f"pairs; mean over pairs {plus_minus(mean, half, '+')}."
+        f"pairs; mean over pairs {plus_minus(mean, half, '+')}"
+        f"{'; models below 0: ' + ', '.join(lower) if lower else ''}."
     )
 
 
