@@ -67,3 +67,42 @@ def differences(found: Mapping[str, Mapping[str, tuple[float, float | None]]], l
     axis.set(xlabel=label, ylim=(len(pairs) - 0.4, -0.6))
     axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.03))
     return to_svg(figure, "differences")
+
+
+Measured = tuple[float, float, float | None]  # x, mean, half-width
+
+
+def lines_with_intervals(
+    lines: Mapping[str, Mapping[str, Sequence[Measured]]],
+    x_labels: Sequence[str],
+    y_label: str,
+    *,
+    smooth: Mapping[str, Mapping[str, Sequence[Point]]] | None = None,
+    ticks: Sequence[float] | None = None,
+) -> str:
+    """Means with intervals, `{panel: {line: points}}`.
+
+    Args:
+        smooth: curves of the same colour without points, for lines of that name; the others' points are joined.
+        ticks: of x axes that are logarithmic; None: linear ones that begin at 0.
+    """
+    figure, axes = panels(len(lines))
+    for axis, x_label, (panel, of_panel) in zip(axes, x_labels, lines.items(), strict=True):
+        for (name, points), color in zip(of_panel.items(), itertools.cycle(COLORS), strict=False):
+            xs, ys, halves = zip(*points, strict=True)
+            fitted = (smooth or {}).get(panel, {}).get(name)
+            if fitted is not None:
+                axis.plot(*zip(*fitted, strict=True), color=color, linewidth=1.4)
+            errors = [half or 0.0 for half in halves]
+            axis.errorbar(xs, ys, yerr=errors, fmt="o" if fitted else "o-", color=color, capsize=3, markersize=4,
+                          linewidth=1.4, label=name)  # fmt: skip
+        axis.set(title=panel, xlabel=x_label)
+        if ticks is None:
+            axis.set_xlim(0, None)
+        else:
+            axis.set_xscale("log")
+            axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+            axis.minorticks_off()
+    axes[0].set_ylabel(y_label)
+    axes[-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.03))
+    return to_svg(figure, "lines")

@@ -14,7 +14,7 @@ import polars as pl
 
 from graftrl.evaluation.intervals import t_interval
 from graftrl.evaluation.significance import holm
-from graftrl.lab import figures, paper
+from graftrl.lab import distillation, figures, paper
 from graftrl.lab.measure import MOST_PROMPTS, SAMPLES, Measures
 from graftrl.lab.pairs import Pair, Transfer
 from graftrl.lab.plan import EVALUATE_EVERY, SELECTION_PROMPTS, VALIDATION_PROMPTS
@@ -638,6 +638,7 @@ PARTS: dict[str, Part] = {
     "stability": stability,
     "entropy plot": entropy_plot,
     "paper": paper_figures,
+    **distillation.PARTS,
 }
 
 

@@ -1,5 +1,6 @@
 """Figures of the GRAFT paper (Park et al., 2026), to stand beside the laboratory's: average score over five mathematics
-benchmarks, of models of 1.7 to 3 billion parameters. Other models on another task: only signs and orders compare."""
+benchmarks, of models of 1.7 to 3 billion parameters; and of the P-OPD paper, at the end. Other models on another task:
+only signs and orders compare."""
 
 from __future__ import annotations
 
@@ -87,3 +88,23 @@ STABILITY: dict[str, tuple[tuple[float, float], tuple[float, float]]] = {
     "OctoThinker (with Qwen3)": ((21.14, 0.22), (23.19, 0.24)),
     "OctoThinker (with SmolLM3)": ((21.14, 0.22), (22.56, 1.07)),
 }
+
+# P-OPD (arXiv 2607.11505): averages over four mathematics benchmarks of Qwen3 models, tables 1 to 3. Keys are
+# (proxy, method, target); without a proxy, the target before and after its own reinforcement learning.
+P_OPD_SOURCE = "arXiv 2607.11505, average over four mathematics benchmarks in points"
+P_OPD: dict[tuple[str, str, str], float] = {
+    ("", "before", "1.7B"): 8.5,
+    ("", "grpo", "1.7B"): 25.5,
+    ("", "before", "4B"): 16.0,
+    ("", "grpo", "4B"): 46.5,
+    ("", "before", "8B"): 17.3,
+    ("", "grpo", "8B"): 44.5,
+    ("4B", "opd", "8B"): 43.6,
+    ("4B", "p_opd", "8B"): 47.5,
+    ("1.7B", "opd", "8B"): 28.3,
+    ("1.7B", "p_opd", "8B"): 36.6,
+    ("4B-1.7B", "p_opd", "8B"): 43.9,
+    ("7B of the generation before", "opd", "8B"): 44.1,
+    ("7B of the generation before", "p_opd", "8B"): 52.5,
+}
+P_OPD_OPTIMA = {"4B": 1.08, "1.7B": 1.57}  # figure 4, the top of a cubic

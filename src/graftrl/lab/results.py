@@ -40,7 +40,7 @@ class Outcome:
     selected_step: the evaluated step with the highest score on the selection prompts, the first of several; the step 0
         before training does not count. validation: that score.
     score, last_score: on the test prompts, at the selected and at the last step. before: before training.
-    curve: score on the selection prompts by evaluated step.
+    curve, tests: scores on the selection and on the test prompts by evaluated step.
     measures: after the last step, from several responses; None where the run was not measured.
     """
 
@@ -50,6 +50,7 @@ class Outcome:
     last_score: float
     before: float
     curve: Mapping[int, float]
+    tests: Mapping[int, float]
     measures: Measures | None = None
 
 
@@ -121,7 +122,7 @@ def read_outcome(run: Run, model: str, selection: int | None = None) -> Outcome:
             f"{run.folder}: was not evaluated before training and at its last step; remove it to run it again"
         )
     best = max(trained, key=lambda step: (curves[step], -step))
-    return Outcome(best, curves[best], tests[best], tests[run.last_step], tests[0], curves)
+    return Outcome(best, curves[best], tests[best], tests[run.last_step], tests[0], curves, tests)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -395,7 +395,7 @@ STUDIES: dict[str, Study] = {
             ("M-A", "S-A", "M-A_trained", "M-S-A", "M-B", "P-A", "M", "S", "P"),
             (*_MAIN, *_SWEEP, *_BUDGETS, *_VARIANTS, *_SPANNED),
             references=("grpo", "opd"),
-            parts=("scores",),
+            parts=("findings", "scores", "calibration", "budget", "reaching", "transfer curves", "setup"),
             grids=(
                 Grid("M", ("grpo",), seeds=3),
                 Grid("M-A", _MAIN, seeds=3),
