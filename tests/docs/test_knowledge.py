@@ -21,8 +21,13 @@ PAGES = [
 ]
 
 
+def prose(page):
+    """Without code blocks."""
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
 def code_spans(page):
-    return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE))
+    return re.findall(r"`([^`\n]+)`", prose(page))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -61,3 +66,22 @@ def test_every_metric_is_one_of_the_list(page):
         found = re.fullmatch(r"(models|exchange|complementarity|peers|evaluation)/[A-Z]\S*?/(\w+)(/\S+)?", span)
         if found:
             assert found[2] in listed[found[1]], span
+
+
+def anchors(page):
+    """As GitHub makes them from headings."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    plain = [re.sub(r"`|\*|\[|\]\([^)]*\)", "", heading).strip().lower() for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+
+
+def test_every_heading_that_is_linked_exists():
+    for page in (ROOT / "README.md", *DOCS.rglob("*.md")):
+        for file, anchor in re.findall(r"\]\(([^)\s:#]*\.md|)#([^)\s]+)\)", prose(page)):
+            target = page.parent / file if file else page
+            assert anchor in anchors(target), f"{page}: {file}#{anchor}"
+
+
+def test_every_file_that_the_readme_links_exists():
+    for link in re.findall(r"\]\(([^)#\s:]+)\)", prose(ROOT / "README.md")):
+        assert (ROOT / link).exists(), link
