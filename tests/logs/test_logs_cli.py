@@ -38,6 +38,8 @@ class TestInspect:
 class TestValidate:
     def test_good_log(self, graftrl, log):
         assert graftrl("logs", "validate", log) == (0, f"{log}: no problem found\n", "")
+        code, out, _ = graftrl("logs", "validate", log, "--json")
+        assert (code, json.loads(out)) == (0, {"path": str(log), "count": 0, "problems": []})
 
     def test_problems_are_listed_up_to_a_number_and_counted(self, graftrl, log, edit_file):
         file = log / "rollouts" / "step-000001.parquet"
@@ -49,6 +51,12 @@ class TestValidate:
             f"{file}, row {row}: has finish_reason '?', not stop or length" for row in (2, 4, 6)
         ] + ["... and 5 more; --most prints more of them"]
         assert err == f"error: {log}: 8 problems found\n"
+        code, out, again = graftrl("logs", "validate", log, "--most", 3, "--json")
+        assert (code, again, json.loads(out)["count"]) == (2, err, 8)
+        message = "has finish_reason '?', not stop or length"
+        assert json.loads(out)["problems"] == [
+            {"file": str(file), "message": message, "first": row, "last": row} for row in (2, 4, 6)
+        ]
 
 
 class TestImportScoreMerge:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -41,20 +42,27 @@ def inspect(
 def validate(
     path: LogArgument,
     most: Annotated[int, typer.Option("--most", min=1, help="Problems to print; the rest is counted.")] = 50,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List torn files, faulty rows, duplicates and uneven groups; fails when there are any."""
     from graftrl.logs.validate import validate_log
 
-    count = 0
+    count, listed = 0, []
     for problem in validate_log(path):
         count += 1
-        if count <= most:
+        if count <= most and as_json:
+            listed.append({**asdict(problem), "file": str(problem.file)})
+        elif count <= most:
             typer.echo(str(problem))
-    if count > most:
+    if as_json:
+        content = {"path": str(path), "count": count, "problems": listed}
+        typer.echo(json.dumps(content, ensure_ascii=False, indent=2))
+    elif count > most:
         typer.echo(f"... and {count - most} more; --most prints more of them")
     if count:
         raise DataError(f"{path}: {count} problem{'s' if count > 1 else ''} found")
-    typer.echo(f"{path}: no problem found")
+    if not as_json:
+        typer.echo(f"{path}: no problem found")
 
 
 Unknown = "; null if it is not known."
