@@ -194,6 +194,12 @@ def test_raw_numbers_have_the_promised_columns(page: Page) -> None:
     assert {"A_trained", "B", "S", "M", "P"} <= {row["target"] for row in table}
 
 
+def test_a_page_says_how_many_steps_the_methods_have(tmp_path: Path) -> None:
+    options = Options(RECIPE, tmp_path / "lab", tmp_path)
+    (written,) = run_lab(["distillation"], options, Console(file=io.StringIO()), tables_only=True)
+    assert "Runs: 30 steps, 40 of `grpo` and `rstg`, of 32 prompts × 8 responses" in written.read_text()
+
+
 def test_the_command_writes_the_page_and_its_own_table_alone(
     lab: Laboratory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

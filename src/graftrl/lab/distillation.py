@@ -84,7 +84,9 @@ def findings(page: Page) -> str:
 
 
 def _said(test: PairedTest | None) -> str:
-    return "not measured" if test is None else f"{plus_minus(test.mean, test.half_width, '+')} ({test.n} seeds)"
+    if test is None:
+        return "not measured"
+    return f"{plus_minus(test.mean, test.half_width, '+')} ({test.n} seed{'s' if test.n > 1 else ''})"
 
 
 def _mean(values: Scores) -> str:
@@ -99,9 +101,10 @@ def _compared(page: Page, transfer: str, claimed: str, direction: int = 1) -> Fi
     """P-OPD against OPD."""
     first, second = (of(page, transfer, method) for method in ("p_opd", "opd"))
     test, last = difference(first, second), difference(*(of(page, transfer, m, last=True) for m in ("p_opd", "opd")))
+    here = f"P-OPD {_mean(first)}, OPD {_mean(second)}: {_said(test)}; at the last step {_said(last)}"
     return Finding(
         f"P-OPD against OPD, {_arrows(transfer)}: {TRANSFERS[transfer].description}",
-        f"P-OPD {_mean(first)}, OPD {_mean(second)}: {_said(test)}; at the last step {_said(last)}",
+        here if test else "not measured",
         claimed,
         verdict(test, direction),
     )
@@ -111,9 +114,10 @@ def _gained(page: Page, transfer: str, method: str, claimed: str, direction: int
     """A method against the target's start."""
     test = difference(of(page, transfer, method, last), of(page, transfer, BEFORE))
     name = method.upper().replace("_", "-")
+    here = f"{_mean(of(page, transfer, BEFORE))} to {_mean(of(page, transfer, method, last))}: {_said(test)}"
     return Finding(
         f"{name} against the target's start, {_arrows(transfer)}{', at the last step' if last else ''}",
-        f"{_mean(of(page, transfer, BEFORE))} to {_mean(of(page, transfer, method, last))}: {_said(test)}",
+        here if test else "not measured",
         claimed,
         verdict(test, direction),
     )
@@ -153,7 +157,9 @@ def _weaker(page: Page) -> list[Finding]:
         Finding(
             "Does the target gain as much from the weak proxy S as that did itself?",
             f"S gained {_said(difference(of(page, 'S', BASELINE), of(page, 'S', BEFORE)))} and ended {_said(below)} "
-            f"beside GRPO on A; A's gain by P-OPD minus S's: {_said(more)}",
+            f"beside GRPO on A; A's gain by P-OPD minus S's: {_said(more)}"
+            if more
+            else "not measured",
             "8B gained 19.3 from a proxy that gained 17.0",
             verdict(more, 1),
         ),
@@ -255,7 +261,7 @@ def _variants(page: Page) -> list[Finding]:
         holds = "" if direction is None else verdict(test, direction)
         name = method.upper().replace("_", "-")
         here = f"{_mean(ours)}: {_said(test)} against OPD, {_said(start)} against the start"
-        rows.append(Finding(f"{name}, M → A", here, claimed, holds))
+        rows.append(Finding(f"{name}, M → A", here if start else "not measured", claimed, holds))
     return rows
 
 

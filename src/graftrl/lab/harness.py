@@ -345,14 +345,14 @@ def _lead(lab: Laboratory, planned: _Planned, options: Options, results: Sequenc
 
 
 def _steps(lab: Laboratory, planned: _Planned) -> str:
-    """`60 steps`, or `30 steps (opd, p_opd) and 40 (grpo)` where methods differ."""
+    """`60 steps`, or `30 steps, 40 of grpo and rstg` where methods differ."""
     methods: dict[int, dict[str, None]] = {}
     for cell in planned.cells:
         for key in cell.runs:
             methods.setdefault(lab.steps_of(key), {}).setdefault(cell.method)
-    if len(methods) < 2:
-        return f"{next(iter(methods), lab.steps)} steps"
-    return " and ".join(f"{steps} steps ({', '.join(f'`{m}`' for m in of)})" for steps, of in sorted(methods.items()))
+    most = max(methods, key=lambda steps: len(methods[steps]), default=lab.steps)
+    others = {steps: [f"`{m}`" for m in of] for steps, of in methods.items() if steps != most}
+    return f"{most} steps" + "".join(f", {steps} of {' and '.join(of)}," for steps, of in others.items())
 
 
 def _missing(missing: Sequence[Cell], cells: Sequence[Cell]) -> str:
