@@ -26,13 +26,13 @@ def rows():
 def read(monkeypatch):
     """The rows that any model's forward passes read."""
     seen = []
-    original = Passes._microbatches
+    original = Passes._each
 
-    def counting(self, rows):
+    def counting(self, rows, work):
         seen.extend(rows)
-        return original(self, rows)
+        return original(self, rows, work)
 
-    monkeypatch.setattr(Passes, "_microbatches", counting)
+    monkeypatch.setattr(Passes, "_each", counting)
     return seen
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+
 import numpy as np
 import polars as pl
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from graftrl.config import parse_recipe
@@ -90,9 +94,12 @@ def test_one_step(name, estimator, alone, scorers, log, new_run):
 
 
 @pytest.mark.parametrize("name", ["opd", "p_opd", "avsd"])
-def test_scorers_of_another_tokenizer(name, alone, scorers, pair, new_run):
+def test_scorers_of_another_tokenizer(name, alone, scorers, pair, new_run, tmp_path):
     several = scorers(name)
     several[next(iter(several))]["path"] = pair["B"]
+    if name == "p_opd":  # a proxy is one model, before and after
+        save_model(build_model(LAB_MODELS["B"], seed=13), LAB_MODELS["B"], tmp_path / "B")
+        several["base"]["path"] = str(tmp_path / "B")
     notes = []
 
     class Display(Silent):
@@ -109,14 +116,14 @@ def test_scorers_of_another_tokenizer(name, alone, scorers, pair, new_run):
 def read(monkeypatch):
     """(model, prompt, response) of every row that a frozen model reads."""
     seen = []
-    original = Passes._microbatches
+    original = Passes._each
 
-    def counting(self, rows):
+    def counting(self, rows, work):
         if not next(self.loaded.causal_lm.parameters()).requires_grad:
             seen.extend((id(self.loaded), r.prompt_token_ids.tobytes(), r.response_token_ids.tobytes()) for r in rows)
-        return original(self, rows)
+        return original(self, rows, work)
 
-    monkeypatch.setattr(Passes, "_microbatches", counting)
+    monkeypatch.setattr(Passes, "_each", counting)
     return seen
 
 
@@ -237,6 +244,47 @@ def test_the_full_form_with_two_tokenizers_is_refused_before_training(estimator,
     for check in (loop.prepare, print_dry_run):
         with pytest.raises(ConfigError, match="scorer 'base' and model 'A' have different tokenizers, but estimator"):
             check(recipe)
+
+
+@pytest.fixture(scope="session")
+def odd_scorers(tmp_path_factory):
+    """Models with A's tokenizer that cannot serve as the proxy's expert: smaller ones, damaged ones, short ones."""
+    root, kind = tmp_path_factory.mktemp("odd"), LAB_MODELS["A"]
+    smaller = dataclasses.replace(kind, hidden_size=32)
+    save_model(build_model(smaller, seed=1), smaller, root / "smaller")
+    damaged = build_model(kind, seed=1)
+    with torch.no_grad():
+        next(damaged.model.layers[1].parameters())[0, 0] = float("nan")
+    save_model(damaged, kind, root / "damaged")
+    save_model(build_model(kind, seed=1), kind, root / "short")
+    config = json.loads((root / "short" / "config.json").read_text())
+    (root / "short" / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 20}))
+    return root
+
+
+@pytest.mark.parametrize("estimator", ["sampled", "full"])
+@pytest.mark.parametrize(
+    ("folder", "message", "weights"),
+    [
+        ("smaller", "'expert' is LlamaForCausalLM (layers 2, hidden size 32", False),
+        ("damaged", "scorers.expert.path: ", True),
+        ("short", "model 'expert' has 20 positions, but sampling.max_prompt_tokens + max_response_tokens is 22", False),
+    ],
+)
+def test_a_scorer_that_cannot_serve_is_one_line(
+    folder, message, weights, estimator, alone, scorers, odd_scorers, graftrl, tmp_path
+):
+    """Said by the dry run, unless it takes the weights to know, and by the run before its first step."""
+    several = {**scorers("p_opd"), "expert": {"path": str(odd_scorers / folder)}}
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(alone({"name": "p_opd", "estimator": estimator}, scorers=several)))
+    for arguments in (["--dry-run"], ["--run", tmp_path / "run", "-q"]):
+        code, _, err = graftrl("train", tmp_path / "r.yaml", *arguments)
+        if weights and arguments == ["--dry-run"]:
+            assert code == 0
+            continue
+        assert code == 2 and err.startswith("error: ") and err.count("\n") == 1 and message in err
+    if weights:
+        assert "log-probabilities that are not finite; its weights are damaged" in err
 
 
 def test_lambda_zero_trains_with_a_warning(alone, scorers):

@@ -8,6 +8,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -24,8 +25,11 @@ from graftrl.policies.config import ModelSettings, SamplingSettings
 from graftrl.policies.decoding import LlamaSequences, TransformersSequences, agreement, llama_shaped
 from graftrl.policies.frozen import FrozenModel, FrozenWeights
 from graftrl.policies.loading import Loaded, import_peft, load
-from graftrl.policies.microbatch import Padded, cut, pad, pad_values
+from graftrl.policies.logprobs import Head
+from graftrl.policies.microbatch import Padded, pad, pad_values
 from graftrl.policies.passes import SAME_HIDDEN, Passes, find_device, row_length
+from graftrl.policies.prefix import SharedPrompts
+from graftrl.policies.ranks import Ranks
 from graftrl.policies.sampling import sample_responses
 from graftrl.policies.vocabulary import Distribution, mixture_signal
 from graftrl.rollout import Group, Prompt, Response, Row
@@ -77,6 +81,7 @@ class HFPolicy:
         checkpoint: a folder that `save` wrote; weights, optimizer and conventions come from there.
         frozen: where the reference's weights come from, so that scorers of the same path share them. Who gives it makes
             it forget between steps.
+        ranks: the processes that train this policy together; each makes its own `HFPolicy` and is given the same rows.
     """
 
     def __init__(
@@ -86,15 +91,17 @@ class HFPolicy:
         sampling: SamplingSettings,
         checkpoint: Path | None = None,
         frozen: FrozenWeights | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.name, self.settings, self.sampling = name, settings, sampling
+        self.ranks = ranks or Ranks()
         self.device = find_device(settings.device)
         resumed = checkpoint is not None
         source = settings.model_copy(update={"path": str(checkpoint)}) if resumed and not settings.lora else settings
         self.loaded: Loaded = load(name, source, self.device)
         self.codec = self.loaded.codec
         self.notes = self.loaded.notes
-        self.decoder, self.head = self.loaded.decoder, self.loaded.head
+        self.decoder = self.loaded.decoder
         self.saver: Any = self.loaded.causal_lm
         if settings.lora is not None:
             self.saver = _with_lora(self.loaded.causal_lm, settings, checkpoint)
@@ -102,6 +109,7 @@ class HFPolicy:
             self.loaded.causal_lm.train().gradient_checkpointing_enable()
             if settings.lora is not None:
                 self.loaded.causal_lm.enable_input_require_grads()
+        self.ranks.place(self.loaded.causal_lm, settings)
         self.parameters = [p for p in self.loaded.causal_lm.parameters() if p.requires_grad]
         o = settings.optimizer
         self.optimizer = torch.optim.AdamW(
@@ -114,12 +122,17 @@ class HFPolicy:
         if checkpoint is not None:
             self._restore(checkpoint)
         self.sequences_type: type[TransformersSequences] | type[LlamaSequences] = TransformersSequences
-        self.passes = Passes(self.loaded, settings, self.device)
+        self.passes = Passes(self.loaded, settings, self.device, ranks=self.ranks)
         if settings.lora is not None:  # no copy, and scorers of this path can read it too
             self._reference = FrozenModel(self.passes, self.saver.disable_adapter)
             self._frozen.adopt(self._reference, name, settings)
-        with self._evaluating():
-            self._choose_faster_passes()
+        if not self.ranks.shards:
+            with self._evaluating():
+                self._choose_faster_passes()
+
+    @property
+    def head(self) -> Head:
+        return self.loaded.head
 
     def _choose_faster_passes(self) -> None:
         """Each must reproduce the model's own forward pass on a few ids, else it is left out and that is noted."""
@@ -247,21 +260,32 @@ class HFPolicy:
         stats: UpdateStats,
         scorers: Mapping[str, FrozenModel] = MappingProxyType({}),
     ) -> float:
-        """Add up the gradient of the whole minibatch; returns its loss (rows without a pass add 0)."""
+        """Add up the gradient of the whole minibatch; returns its loss (rows without a pass add 0).
+
+        Of several ranks each passes its own rows, with the factors of the whole minibatch, and returns its part.
+        """
         self.optimizer.zero_grad(set_to_none=True)
         scales = [term.scales(rows) for term in objective.terms]
         active = [i for i, row in enumerate(rows) if any(term.needs_pass(row) for term in objective.terms)]
-        reference = self.score_reference([rows[i] for i in active]) if objective.needs_reference else None
+        batches = self.ranks.deal([row_length(rows[i]) for i in active], self.settings.microbatch_tokens)
+        mine = sorted(j for batch in batches if batch.counts for j in batch.rows)
+        reference: dict[int, NDArray[np.float32]] | None = None
+        if objective.needs_reference:
+            reference = dict(zip(mine, self.score_reference([rows[active[j]] for j in mine]), strict=True))
         total = 0.0
-        for batch in cut([row_length(rows[i]) for i in active], self.settings.microbatch_tokens):
-            members = [rows[active[j]] for j in batch]
+        for batch in batches:
+            members = [rows[active[j]] for j in batch.rows]
             padded, shared = pad(members, self.device), self.passes.shared(members)
-            stats.passed_tokens += sum(row_length(row) for row in members) if shared is None else shared.tokens
             longest = padded.mask_BT.shape[1]
             with self.passes.precision():
-                hidden_NH = self.passes.hidden(padded, shared)
-                logprobs_BT = padded.scatter(self.passes.logprobs(hidden_NH, padded.targets_N))
-                sums = self._vocabulary_sums(members, padded, hidden_NH, objective.mixture, scorers)
+                logprobs_N, *sums_N = self.ranks.forward(
+                    partial(self._pass, members, padded, shared, objective.mixture, scorers)
+                )
+            if not batch.counts:
+                self.ranks.backward(torch.zeros((), device=self.device), logprobs_N)
+                continue
+            logprobs_BT = padded.scatter(logprobs_N)
+            stats.passed_tokens += sum(row_length(row) for row in members) if shared is None else shared.tokens
             tokens = TokenBatch(
                 logprobs_BT=logprobs_BT,
                 old_logprobs_BT=pad_values([_old(row) for row in members], longest, self.device),
@@ -271,7 +295,7 @@ class HFPolicy:
                 source_logprobs_B=torch.tensor([row.source_logprob for row in members], device=self.device),
                 ref_logprobs_BT=None
                 if reference is None
-                else pad_values([reference[j] for j in batch], longest, self.device),
+                else pad_values([reference[j] for j in batch.rows], longest, self.device),
                 clip_high_B=None
                 if all(math.isnan(row.clip_high) for row in members)
                 else torch.tensor([row.clip_high for row in members], device=self.device),
@@ -279,12 +303,14 @@ class HFPolicy:
                     name: pad_values([row.constants.get(name, _NOTHING) for row in members], longest, self.device)
                     for name in {name for row in members for name in row.constants}
                 },
-                expected_signal_BT=sums[0],
-                entropy_BT=sums[1],
+                expected_signal_BT=None if sums_N[0] is None else padded.scatter(sums_N[0]),
+                entropy_BT=None if sums_N[1] is None else padded.scatter(sums_N[1]),
             )
             loss = torch.zeros((), device=self.device)
             for term, of_rows in zip(objective.terms, scales, strict=True):
-                scales_B = torch.tensor([of_rows[active[j]] for j in batch], dtype=torch.float32, device=self.device)
+                scales_B = torch.tensor(
+                    [of_rows[active[j]] for j in batch.rows], dtype=torch.float32, device=self.device
+                )
                 if not scales_B.any():
                     continue
                 result = term.token_loss(tokens)
@@ -298,20 +324,31 @@ class HFPolicy:
                     inside_BT = padded.mask_BT & (scales_B != 0)[:, None]
                     stats.token_sums[name] += float(values_BT[inside_BT].sum())
                     stats.token_counts[name] += int(inside_BT.sum())
-            if loss.requires_grad:
-                loss.backward()
+            self.ranks.backward(loss, logprobs_BT)
             total += float(loss.detach())
         return total
+
+    def _pass(
+        self,
+        members: Sequence[Row],
+        padded: Padded,
+        shared: SharedPrompts | None,
+        mixture: LogMixture | None,
+        scorers: Mapping[str, FrozenModel],
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Log-probabilities, expected signal and entropy at all response tokens, [N] each."""
+        hidden_NH = self.passes.hidden(padded, shared)
+        logprobs_N = self.passes.logprobs(hidden_NH, padded.targets_N)
+        return logprobs_N, *self._vocabulary_sums(members, hidden_NH, mixture, scorers)
 
     def _vocabulary_sums(
         self,
         members: Sequence[Row],
-        padded: Padded,
         hidden_NH: Tensor,
         mixture: LogMixture | None,
         scorers: Mapping[str, FrozenModel],
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Expected signal and entropy, [B, T], of the rows that have contexts; 0 on others."""
+        """Expected signal and entropy, [N], at the tokens of the rows that have contexts; 0 on others."""
         if mixture is None:
             return None, None
         lengths = [len(row.response_token_ids) for row in members]
@@ -327,8 +364,7 @@ class HFPolicy:
         own = Distribution(hidden_NH.index_select(0, chosen_N), self.head)
         parts = mixture_signal(own, frozen, mixture, self.settings.logit_elements)
         return tuple(  # type: ignore[return-value]
-            padded.scatter(torch.zeros(len(hidden_NH), device=self.device).index_copy(0, chosen_N, part))
-            for part in parts
+            torch.zeros(len(hidden_NH), device=self.device).index_copy(0, chosen_N, part) for part in parts
         )
 
     def _step(self, stats: UpdateStats) -> None:
@@ -336,7 +372,7 @@ class HFPolicy:
         for parameter in self.parameters:  # a zero gradient still moves by momentum, as if all rows had passed
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, o.max_grad_norm))
+        norm = self.ranks.clip(self.parameters, o.max_grad_norm)
         if not math.isfinite(norm):
             stats.skipped_nonfinite += 1
             self.skipped_in_a_row += 1
@@ -359,10 +395,13 @@ class HFPolicy:
 
     def save(self, folder: Path) -> None:
         """Weights and tokenizer loadable with `from_pretrained`, plus the optimizer and this policy's conventions."""
+        weights, optimizer = self.ranks.whole_weights(self.loaded.causal_lm), self.ranks.whole_state(self.optimizer)
+        if not self.ranks.writes:
+            return
         folder.mkdir(parents=True, exist_ok=True)
-        self.saver.save_pretrained(folder, safe_serialization=True)
+        self.saver.save_pretrained(folder, safe_serialization=True, state_dict=weights)
         self.codec.tokenizer.save_pretrained(folder)
-        torch.save(self.optimizer.state_dict(), folder / "optimizer.pt")
+        torch.save(optimizer, folder / "optimizer.pt")
         state = {
             "optimizer_steps": self.optimizer_steps,
             "skipped_in_a_row": self.skipped_in_a_row,
@@ -375,7 +414,8 @@ class HFPolicy:
         state = json.loads((folder / "policy.json").read_text())
         if state["tokenizer_fingerprint"] != self.codec.fingerprint:
             raise ModelError(f"model {self.name!r}: the tokenizer in {folder} is not the one that the run used")
-        self.optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True, map_location=self.device))
+        optimizer = torch.load(folder / "optimizer.pt", weights_only=True, map_location=self.device)
+        self.optimizer.load_state_dict(self.ranks.own_state(optimizer, self.parameters))
         self.optimizer_steps, self.skipped_in_a_row = state["optimizer_steps"], state["skipped_in_a_row"]
         self.codec.prepend_bos = state["prepend_bos"]
         self.notes = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,20 @@ _PROBE = "The capital of France is Paris. Two plus two is four, and the sun rise
 
 @dataclass(frozen=True)
 class Loaded:
-    """causal_lm: the model in float32, dropout off. decoder: ids to final hidden states. notes: for people."""
+    """causal_lm: the model in float32, dropout off. decoder: ids to final hidden states. first_head: the output head as
+    it was loaded. notes: for people."""
 
     causal_lm: Any
     decoder: nn.Module
-    head: Head
+    first_head: Head
     codec: Codec
     notes: tuple[str, ...]
+
+    @property
+    def head(self) -> Head:
+        """As it is now: sharding puts other tensors in the weights' place, for a forward pass or for good."""
+        layer = self.causal_lm.get_output_embeddings()
+        return replace(self.first_head, weight=layer.weight, bias=layer.bias)
 
 
 def load(name: str, settings: WeightsSettings, device: torch.device) -> Loaded:
@@ -67,6 +74,7 @@ def switch_off_dropout(model: nn.Module) -> None:
 def make_codec(name: str, settings: WeightsSettings, causal_lm: Any, tokenizer: Any) -> tuple[Codec, tuple[str, ...]]:
     """The codec of these settings, with the BOS that the model is found to expect, and a note where that is added."""
     codec = Codec(tokenizer, name, settings, _eos_ids(causal_lm))
+    codec.architecture = describe(causal_lm)
     note = _missing_bos(settings.place(name), causal_lm, codec) if settings.bos == "auto" else None
     codec.prepend_bos = codec.prepend_bos or note is not None
     return codec, () if note is None else (note,)
@@ -111,7 +119,18 @@ def load_skeleton(name: str, settings: WeightsSettings) -> tuple[Any, Codec]:
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=settings.trust_remote_code)
         with contextlib.suppress(OSError):  # a model may have none
             model.generation_config = GenerationConfig.from_pretrained(source)
-    return model, Codec(tokenizer, name, settings, _eos_ids(model))
+    codec = Codec(tokenizer, name, settings, _eos_ids(model))
+    codec.architecture = describe(model)
+    return model, codec
+
+
+def describe(causal_lm: Any) -> str:
+    """The architecture and its sizes in words: the same for a model before and after it was trained."""
+    config = causal_lm.config.get_text_config()
+    names = {"layers": "num_hidden_layers", "hidden size": "hidden_size", "feed-forward size": "intermediate_size"}
+    sizes = {word: getattr(config, name, None) for word, name in names.items()}
+    known = ", ".join(f"{word} {size:,}" for word, size in sizes.items() if size is not None)
+    return f"{type(causal_lm).__name__} ({known})"
 
 
 def resolve(name: str, settings: WeightsSettings) -> str:
@@ -199,6 +218,11 @@ def _check_head(name: str, settings: WeightsSettings, causal_lm: Any, decoder: n
     ids = torch.arange(8, device=head.weight.device)[None, :] % head.weight.shape[0]
     own = causal_lm(input_ids=ids).logits[0].float()
     ours = head.logits(decoder(input_ids=ids).last_hidden_state[0])
+    if not own.isfinite().all():
+        raise ModelError(
+            f"{settings.place(name)}.path: {settings.path!r} gives log-probabilities that are not finite; its weights "
+            "are damaged"
+        )
     if own.shape != ours.shape or not torch.allclose(own, ours, rtol=1e-4, atol=1e-3):
         raise ModelError(
             f"model {name!r} ({settings.path}): {type(causal_lm).__name__} transforms its logits in a way this version "

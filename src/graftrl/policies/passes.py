@@ -6,8 +6,9 @@ Shapes: N response tokens of some rows, side by side, H hidden.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from graftrl.errors import ModelError
 from graftrl.policies.config import WeightsSettings
 from graftrl.policies.loading import Loaded
 from graftrl.policies.logprobs import token_logprobs
-from graftrl.policies.microbatch import Padded, cut, pad
+from graftrl.policies.microbatch import Padded, pad
 from graftrl.policies.prefix import (
     PROBE_TOKENS,
     SharedPrompts,
@@ -28,6 +29,7 @@ from graftrl.policies.prefix import (
     shared_prompts,
     sharing_difference,
 )
+from graftrl.policies.ranks import Ranks
 from graftrl.rollout import Row
 
 SAME_HIDDEN = 1e-4  # relative; float32 rounding stays near 1e-6
@@ -35,12 +37,16 @@ SAME_HIDDEN = 1e-4  # relative; float32 rounding stays near 1e-6
 
 @dataclass
 class Passes:
-    """longest_shared: tokens of a row that may share its prompt's pass with others; 0: none share."""
+    """longest_shared: tokens of a row that may share its prompt's pass with others; 0: none share.
+
+    ranks: where there are several, each reads its own of the rows, and all of them are given the same rows.
+    """
 
     loaded: Loaded
     settings: WeightsSettings
     device: torch.device
     longest_shared: int = 0
+    ranks: Ranks = field(default_factory=Ranks)
 
     def probe_sharing(self) -> float | None:
         """Let rows share prompts where that reproduces whole rows on a few ids; the relative difference found there.
@@ -79,31 +85,30 @@ class Passes:
     @torch.no_grad()
     def read(self, rows: Sequence[Row]) -> list[Tensor]:
         """[T, H] per row, without gradients."""
-        found: list[Tensor] = [torch.empty(0)] * len(rows)
-        for batch, _, hidden_NH in self._microbatches(rows):
-            lengths = [len(rows[i].response_token_ids) for i in batch]
-            for i, hidden_TH in zip(batch, hidden_NH.split(lengths), strict=True):
-                found[i] = hidden_TH
-        return found
+        return self._each(rows, lambda hidden_NH, _: hidden_NH)
 
     @torch.no_grad()
     def score(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
-        """log pi(token) of every response token, float32 [T] per row."""
-        scores: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(rows)
-        for batch, padded, hidden_NH in self._microbatches(rows):
-            flat = self.logprobs(hidden_NH, padded.targets_N).cpu().numpy()
-            stops = np.cumsum([len(rows[i].response_token_ids) for i in batch])[:-1]
-            for i, values in zip(batch, np.split(flat, stops), strict=True):
-                scores[i] = values
-        return scores
+        """log pi(token) of every response token, float32 [T] per row; of several ranks, empty for the others' rows."""
+        scores = self._each(rows, lambda hidden_NH, padded: self.logprobs(hidden_NH, padded.targets_N))
+        return [values_T.cpu().numpy() for values_T in scores]
 
-    def _microbatches(self, rows: Sequence[Row]) -> Iterator[tuple[list[int], Padded, Tensor]]:
-        """Which rows, these rows padded, and the hidden states of their response tokens, in that order."""
+    def _each(self, rows: Sequence[Row], work: Callable[[Tensor, Padded], Tensor]) -> list[Tensor]:
+        """What `work` makes of the hidden states of the response tokens, per row; empty for other ranks' rows."""
+        found = [torch.empty(0)] * len(rows)
         with self.precision():
-            for batch in cut([row_length(row) for row in rows], self.settings.microbatch_tokens):
-                members = [rows[i] for i in batch]
-                padded = pad(members, self.device)
-                yield batch, padded, self.hidden(padded, self.shared(members))
+            for batch in self.ranks.deal([row_length(row) for row in rows], self.settings.microbatch_tokens):
+                members = [rows[i] for i in batch.rows]
+                flat = self.ranks.forward(partial(self._work_on, members, work))
+                if batch.counts:
+                    lengths = [len(row.response_token_ids) for row in members]
+                    for i, values in zip(batch.rows, flat.split(lengths), strict=True):
+                        found[i] = values
+        return found
+
+    def _work_on(self, members: Sequence[Row], work: Callable[[Tensor, Padded], Tensor]) -> Tensor:
+        padded = pad(members, self.device)
+        return work(self.hidden(padded, self.shared(members)), padded)
 
 
 def row_length(row: Row) -> int:
