@@ -108,6 +108,7 @@ def test_hub_models_and_data_need_no_network(tmp_path):
 def test_on_a_terminal_it_asks_for_what_is_missing(tmp_path, pair, data):
     file = data(10)
     replies = {"Models": f"{pair['A']} {pair['B']}", "Method": "graft", "Task": "math", "Training": file}
+    replies["Validation"] = "none"
     asked = []
 
     def ask(question, default):
@@ -115,11 +116,34 @@ def test_on_a_terminal_it_asks_for_what_is_missing(tmp_path, pair, data):
         return replies[question.split()[0]]
 
     recipe, _ = write_recipe(Answers(), tmp_path / "r.yaml", ask=ask)
-    assert asked == [("Models", None), ("Method", "graft"), ("Task", "math"), ("Training", None)]
+    assert asked == [
+        ("Models", None),
+        ("Method", "graft"),
+        ("Task", "math"),
+        ("Training", None),
+        ("Validation", "none"),
+    ]
+    assert recipe.task.validation is None
+    replies["Validation"] = other = data(4, "other.jsonl")
+    assert str(write_recipe(Answers(), tmp_path / "v.yaml", ask=ask)[0].task.validation.path) == other
     assert list(recipe.models) == ["A", "B"] and recipe.training.prompts_per_step == 10
     asked.clear()
     write_recipe(Answers(models=[pair["A"]], method="grpo", task="hidden_programs"), tmp_path / "s.yaml", ask=ask)
     assert asked == []
+
+
+def test_a_slip_is_asked_again_and_costs_no_other_answer(tmp_path, pair):
+    replies = iter([pair["A"], "gpro", "GRPO!", "grpo", "maths", "hidden_programs"])
+    asked = []
+
+    def ask(question, default):
+        asked.append(question)
+        return next(replies)
+
+    recipe, _ = write_recipe(Answers(), tmp_path / "r.yaml", ask=ask)
+    assert (recipe.method.name, recipe.task.kind) == ("grpo", "hidden_programs")
+    assert asked[2].startswith("gpro: unknown; did you mean 'grpo'? Known are grpo, ") and asked[2].endswith(". Method")
+    assert asked[3].startswith("GRPO!: unknown; ") and asked[5].startswith("maths: unknown; known are math, ")
 
 
 def test_asking_for_prompts_takes_a_function_or_a_file(tmp_path, pair, data):

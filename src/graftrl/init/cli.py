@@ -55,9 +55,12 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
 ) -> None:
     """Write a recipe from these options; on a terminal, ask for what is missing."""
+    from transformers.utils import logging as transformers_logging
+
     from graftrl.errors import ConfigError
     from graftrl.init.recipe import Answers, write_recipe
 
+    transformers_logging.disable_progress_bar()
     if steps is not None and epochs is not None:
         raise ConfigError("--steps and --epochs exclude each other")
 

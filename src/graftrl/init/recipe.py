@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from graftrl.tasks.data import numbered_rows
 from graftrl.training.run_folder import write_text
 
 TaskKind = Literal["math", "code", "reasoning_gym", "function", "hidden_programs"]
+_NONE = "none"  # the answer that leaves something out
 TASKS: dict[TaskKind, str] = {
     "math": "problems with a mathematical answer: fields id, problem, answer",
     "code": "Python functions that are tested",
@@ -104,18 +106,23 @@ def _complete(answers: Answers, ask: Ask | None) -> Answers:
     if answers.method is None:
         several = len(answers.models) + len(answers.peers) > 1
         default = "graft" if several else "grpo"
-        answers = replace(answers, method=default if ask is None else ask("Method", default).strip())
-    if answers.method not in METHODS and answers.method not in PRESETS and ":" not in str(answers.method):
-        raise ConfigError(f"--method {answers.method}: unknown; known are {', '.join([*METHODS, *PRESETS])}")
+        method = default if ask is None else _until(ask, "Method", default, _method_fault)
+        answers = replace(answers, method=method)
+    if fault := _method_fault(str(answers.method)):
+        raise ConfigError(f"--method {fault}")
     if answers.task is None:
         kinds = "; ".join(f"{kind}: {what}" for kind, what in TASKS.items())
-        answers = replace(answers, task=need("--task", f"Task ({kinds})", "math"))  # type: ignore[arg-type]
-    if answers.task and answers.task not in TASKS:
-        raise ConfigError(f"--task {answers.task}: unknown; known are {', '.join(TASKS)}")
+        task = need("--task", "") if ask is None else _until(ask, f"Task ({kinds})", "math", _task_fault)
+        answers = replace(answers, task=task)  # type: ignore[arg-type]
+    if answers.task and (fault := _task_fault(answers.task)):
+        raise ConfigError(f"--task {fault}")
     if answers.task in ("math", "code") and answers.train is None:
         answers = replace(
             answers, train=need("--train", "Training problems (a .jsonl or .parquet file, or a hub data set)")
         )
+        if ask is not None and answers.validation is None:
+            given = need("--validation", "Validation problems (likewise)", _NONE)
+            answers = replace(answers, validation=None if given == _NONE else given)
     if answers.task == "reasoning_gym" and not answers.datasets:
         answers = replace(
             answers, datasets=need("--dataset", "Data sets of reasoning-gym, separated by spaces").split()
@@ -130,6 +137,27 @@ def _complete(answers: Answers, ask: Ask | None) -> Answers:
     if missing:
         raise ConfigError(f"graftrl init needs {', '.join(missing)} (on a terminal it asks)")
     return answers
+
+
+def _until(ask: Ask, question: str, default: str, fault_of: Callable[[str], str]) -> str:
+    """Ask until an answer has no fault: a slip must not cost the answers before it."""
+    answer = ask(question, default).strip()
+    while fault := fault_of(answer):
+        answer = ask(f"{fault}. {question}", default).strip()
+    return answer
+
+
+def _method_fault(method: str) -> str:
+    """Why this is no method; "" if it is one."""
+    if method in METHODS or method in PRESETS or ":" in method:
+        return ""
+    close = difflib.get_close_matches(method, [*METHODS, *PRESETS], n=1)
+    suggestion = f"did you mean {close[0]!r}? Known" if close else "known"
+    return f"{method}: unknown; {suggestion} are {', '.join(METHODS)}, and the presets in docs/methods/index.md"
+
+
+def _task_fault(task: str) -> str:
+    return "" if task in TASKS else f"{task}: unknown; known are {', '.join(TASKS)}"
 
 
 # The recipe -----------------------------------------------------------------------------------------------------------
