@@ -14,7 +14,7 @@ from graftrl.lab.models import ALPHABET, LAB_MODELS, LabModel, build_model, buil
 from graftrl.lab.programs import HiddenProgramsConfig, build_hidden_programs
 
 RESPONSE = "A:6,2,9,5,1,4,1,3;E:8,6,7,5,3,2,3,9"
-SIZES = {"A": 90_000, "B": 115_000, "C": 190_000, "S": 25_000, "M": 53_000, "P": 41_600}
+SIZES = {"A": 90_000, "B": 115_000, "C": 190_000, "S": 25_000, "M": 53_000, "P": 41_600, "D": 423_000}
 TOKENIZERS = {name: build_tokenizer(model) for name, model in LAB_MODELS.items()}
 
 
@@ -42,8 +42,7 @@ def test_merges() -> None:
 
 def test_responses_have_about_the_same_length() -> None:
     assert {name: len(pieces(name, RESPONSE)) + 1 for name in LAB_MODELS} == {
-        "B": 20,
-        "C": 20,
+        **dict.fromkeys("BCD", 20),
         **dict.fromkeys("ASMP", 22),
     }
 

@@ -86,7 +86,7 @@ WARMUPS: dict[str, WarmupSettings] = {
     "S": WarmupSettings(learning_rate=6e-3),
     "M": WarmupSettings(learning_rate=5e-3),
     "P": WarmupSettings(steps=1000, learning_rate=6e-3, strong_offset=1),
-    "D": WarmupSettings(steps=300, learning_rate=3e-3),
+    "D": WarmupSettings(steps=400, learning_rate=3e-3),
 }
 
 
