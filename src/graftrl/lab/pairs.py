@@ -159,7 +159,7 @@ REGIMES: dict[str, Regime] = {
         Regime("three", "three peers at once", models=("A", "B", "C"), home="base"),
         Regime("unequal", "one model has ten times the weights of the other", models=("P", "D")),
         Regime(
-            "weak", "model B was warmed up so shortly that it is right far less often", warmup={"B": {"steps": 400}}
+            "weak", "model B was warmed up so shortly that it is right far less often", warmup={"B": {"steps": 320}}
         ),
         Regime(
             "misled",
