@@ -182,6 +182,45 @@ def test_a_disk_cannot_be_filled(fill):
     assert answer.startswith("OSError: [Errno 27]" if "2 << 20" in fill else "OSError: [Errno 24]")
 
 
+def test_a_disk_cannot_be_filled_by_removed_files_that_are_mapped():
+    """Neither an open file nor a name is left of them, but their space is taken as long as the memory is mapped."""
+    code = """
+    import ctypes, os, time
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    def act():
+        mapped = 0
+        for n in range(300):
+            with open("a", "w+b") as file:
+                file.write(bytes(4096))
+                file.flush()
+                mapped += libc.mmap(None, 4096, 1, 2, file.fileno(), 0) != ctypes.c_void_p(-1).value
+            os.remove("a")
+        if mapped == 300:
+            time.sleep(10)
+    """
+    with pytest.raises(TooMuch):
+        run(code)
+
+
+def test_who_answers_without_end_is_watched_as_well():
+    code = """
+    import os
+    def act():
+        for n in range(300):
+            open(str(n), "wb").close()
+        while True:
+            for descriptor in range(3, 64):
+                try:
+                    os.write(descriptor, b"=null\\n")
+                except OSError:
+                    pass
+    """
+    with pytest.raises(TooMuch):
+        run(code)
+
+
 def test_a_secret_of_the_user_cannot_be_read(tmp_path, monkeypatch):
     secret = tmp_path / "token"
     secret.write_text("hunter2")

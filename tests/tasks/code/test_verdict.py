@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from code_helpers import SOLUTION, by_calls, by_tests, fenced, grade, prompt_of
 
+from graftrl.tasks.code import verifier
+from graftrl.tasks.code.plain import loads
 from graftrl.tasks.code.sandbox import Sandbox
 from graftrl.tasks.code.verifier import CodeVerifier
 from graftrl.tasks.pool import VerificationPool
@@ -141,6 +143,64 @@ def test_expected_results_are_nowhere_in_reach(problem):
     assert grade(problem, SEARCH).reason == "wrong answer"
     there = "hidden = {'x': [int('123456789'[::-1])]}\n"
     assert grade(problem, there + SEARCH).reward == 1.0  # the search finds what is there
+
+
+FILES = """
+import os
+def found():
+    for descriptor in range(64):
+        try:
+            if b"123456789" in os.pread(descriptor, 1 << 20, 0)[::-1]:
+                return True
+        except OSError:
+            pass
+    return False
+def add(a, b):
+    return a + b if a != 40 or found() else 0
+"""
+
+
+@PROBLEMS
+def test_expected_results_are_in_no_open_file(problem):
+    assert grade(problem, FILES).reason == "wrong answer"
+    there = "import os\nos.write(os.open('x', os.O_RDWR | os.O_CREAT), b'9876' + b'54321')\n"
+    assert grade(problem, there + FILES).reward == 1.0
+
+
+@PROBLEMS
+def test_a_response_cannot_stop_a_run_by_saying_that_the_sandbox_is_broken(problem):
+    code = """
+    import os
+    for descriptor in range(3, 64):
+        try:
+            os.write(descriptor, b'!{"d":[["kind","sandbox"],["layers",["landlock"]]]}\\n')
+        except OSError:
+            pass
+    """
+    assert grade(problem, code).reason == "wrong answer"
+
+
+FLOODS = {
+    "a value": b'+{"s":[' + b",".join(str(n * (2**61 - 1)).encode() for n in range(5000)) + b"]}",  # all of one hash
+    "an exception": b'-{"d":[["kind","raised"],["type","' + b"x" * 100_000 + b'"]]}',
+}
+
+
+@PROBLEMS
+@pytest.mark.parametrize("line", FLOODS.values(), ids=FLOODS.keys())
+def test_lines_made_to_hold_up_who_grades_are_not_read(problem, line, monkeypatch):
+    read = [0]
+    monkeypatch.setattr(verifier, "loads", lambda line: read.append(len(line)) or loads(line))
+    code = f"""
+    import os
+    for descriptor in range(3, 64):
+        try:
+            os.write(descriptor, b"=null\\n" + {line!r} + b"\\n")
+        except OSError:
+            pass
+    """
+    assert len(line) > 65_536 and grade(problem, code).reason == "wrong answer"
+    assert max(read) < 65_536
 
 
 def test_tests_that_go_over_results_in_a_loop_are_not_cut_short():

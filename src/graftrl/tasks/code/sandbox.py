@@ -80,6 +80,11 @@ class Sandbox:
             "the task does without"
         )
 
+    def holds(self) -> bool:
+        """Whether all layers that must hold do so on this machine; tried once in a process."""
+        held, _ = _probe(self)
+        return not any(held[layer] for layer in LAYERS[:3])
+
 
 class Child:
     """One confined process and the line on which it answers. A context manager: at its end nothing of it is left."""
@@ -87,7 +92,8 @@ class Child:
     def __init__(self, process: subprocess.Popen[bytes], reply: int, folder: Path, deadline: float) -> None:
         self._process, self._reply = process, reply
         self.deadline = deadline
-        self.watched = [folder]  # whose sizes are looked at while it is waited for
+        self.watched = [(folder, process.pid)]  # what they fill is looked at now and then
+        self._next_look = time.monotonic() + _WATCH_S
         self._buffer = bytearray()
         self._searched = 0
 
@@ -117,12 +123,15 @@ class Child:
             left = self.deadline - time.monotonic()
             if left <= 0:
                 raise TimeLimit
-            if select.select([self._reply], [], [], min(left, _WATCH_S))[0]:
+            answered = select.select([self._reply], [], [], min(left, _WATCH_S))[0]
+            if time.monotonic() >= self._next_look:  # whether it answers or not: it may do so without end
+                for folder, process in self.watched:
+                    _check(folder, process)
+                self._next_look = time.monotonic() + _WATCH_S
+            if answered:
                 part = os.read(self._reply, 1 << 18)
                 self._buffer += part
                 return bool(part)
-            for folder in self.watched:
-                _check(folder)
 
     def kill(self) -> None:
         """End the process, and whatever it left in its process group."""
@@ -131,13 +140,17 @@ class Child:
         self._process.wait()
 
 
-def _check(folder: Path) -> None:
-    sizes = []
+def _check(folder: Path, process: int) -> None:
+    """Raises TooMuch where the files that a process has in its folder are too many or too large; those too that it
+    removed and closed, but still maps into its memory."""
+    sizes, mapped = [], 0
     with os.scandir(folder) as entries:
         for entry in islice(entries, _FOLDER_FILES + 1):
             with suppress(FileNotFoundError):  # removed between the two calls
                 sizes.append(entry.stat(follow_symlinks=False).st_size)
-    if len(sizes) > _FOLDER_FILES or sum(sizes) > _FOLDER_BYTES:
+    with suppress(OSError):  # it has ended, or there is no /proc
+        mapped = Path(f"/proc/{process}/maps").read_bytes().count(os.fsencode(folder) + b"/")
+    if len(sizes) > _FOLDER_FILES or sum(sizes) > _FOLDER_BYTES or mapped > _FOLDER_FILES:
         raise TooMuch
 
 
