@@ -43,6 +43,8 @@ class LocalEngine:
             name: open_scorer(name, recipe.scorers[name], self.frozen)
             for name in (method.scorers if isinstance(method, UsesScorers) else ())
         }
+        for name, scorer in self.scorers.items():
+            check_context(name, scorer.model.passes.loaded.causal_lm, recipe.sampling)
         mixture = method.objective(0).mixture
         for name in mixture.weights if mixture is not None else ():
             if name in self.scorers:

@@ -40,6 +40,11 @@ class CodecLike(Protocol):
     @property
     def fingerprint(self) -> str: ...
 
+    @property
+    def architecture(self) -> str:
+        """Of the model, in words; "" where it is not known."""
+        ...
+
     def prompt_token_ids(self, prompt: Prompt) -> NDArray[np.int64]: ...
 
 

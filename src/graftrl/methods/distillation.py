@@ -125,10 +125,7 @@ class Distillation:
                 if self.learns_from(group)
                 for row, reward in zip(distilled_rows(group, context.codecs[model]), group.rewards, strict=True)
             ]
-            reads = self._sampled or self.reads_logprobs
-            read, rejected = read_by(
-                self.scorers, model, candidates, context, logprobs=reads, contexts=not self._sampled
-            )
+            read, rejected = read_by(self.scorers, model, candidates, context, contexts=not self._sampled)
             exchange.rows[model] = [candidate.row for candidate in read if self.admits(candidate)]
             exchange.diagnostics[model] = {
                 "distilled": len(exchange.rows[model]),
@@ -231,17 +228,17 @@ def read_by(
     candidates: Sequence[Candidate],
     context: StepContext,
     *,
-    logprobs: bool = True,
     contexts: bool = False,
 ) -> tuple[list[Candidate], Counter[str]]:
     """Give each row what the scorers hold of it, under their names.
 
     With one tokenizer for all, constants are log-probabilities of the row's tokens. Else the row is cut into the spans
     at whose ends all tokenisations have a boundary, a constant is the log-probability of the whole span at each of its
-    tokens, and the constant `SPAN` numbers the spans.
+    tokens, and the constant `SPAN` numbers the spans. Sums over the vocabulary do not read the constants, but must not
+    hold a response of which a scorer says NaN either.
 
     Args:
-        logprobs: put log-probabilities into `constants`. contexts: put the scorers' prompts into `contexts`.
+        contexts: put the scorers' prompts into `contexts`, for sums over the vocabulary.
 
     Returns:
         the candidates that every scorer can read, and why the others cannot be, counted.
@@ -264,11 +261,8 @@ def read_by(
             rows.append(
                 Row(candidate.prompt.id, prompt_ids, response.token_ids, 0.0, candidate.row.kind, candidate.row.source)
             )
-        if logprobs:
-            for (candidate, _), values in zip(read, context.score(name, rows), strict=True):
-                candidate.row.constants[name] = values
-    if not logprobs:
-        return [candidate for candidate, _ in read], rejected
+        for (candidate, _), values in zip(read, context.score(name, rows), strict=True):
+            candidate.row.constants[name] = values
     whole: list[Candidate] = []
     for candidate, said in read:
         if not all(np.isfinite(candidate.row.constants[name]).all() for name in scorers):

@@ -15,6 +15,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from graftrl.errors import ConfigError
 from graftrl.methods.base import CodecLike
 from graftrl.methods.distillation import Distillation, DistillationSettings, ScorerName
 from graftrl.objective.distillation import transfer_mixture
@@ -39,6 +40,12 @@ class POPD(Distillation):
 
     def check_scorers(self, codecs: Mapping[str, CodecLike], scorers: Mapping[str, CodecLike]) -> list[str]:
         notes = super().check_scorers(codecs, scorers)
+        expert, base = (scorers[name].architecture for name in (self.settings.expert, self.settings.base))
+        if expert and base and expert != base:
+            raise ConfigError(
+                f"method: scorer {self.settings.expert!r} is {expert}, and {self.settings.base!r} is {base}; p_opd "
+                "transfers what training changed in one model. For the difference of two models use w2s_opd"
+            )
         if self.settings.calibration == 0:
             notes.append(
                 "method.calibration is 0: nothing holds the target near its start, and it collapses onto the tokens "

@@ -113,9 +113,7 @@ class RSTG:
                     row.kind, row.advantages = "distilled", teacher.successes / teacher.size
                     distilled.append(Candidate(group.prompt, 0.0, row))
                 rows += draw_successes([teacher], model, context, exchange, count=teacher.size)
-            read, rejected = read_by(
-                self.scorers, model, distilled, context, logprobs=s.estimator == "sampled", contexts=True
-            )
+            read, rejected = read_by(self.scorers, model, distilled, context, contexts=True)
             exchange.rows[model] = [*rows, *(candidate.row for candidate in read)]
             exchange.diagnostics[model] = {"distilled": len(read), "rejected": dict(rejected)}
         exchange.directions = direction_stats(exchange.transfers, groups, candidates, context.receivers)

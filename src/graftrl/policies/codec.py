@@ -22,10 +22,11 @@ class Codec:
     eos_id: the one that is appended to a grafted response: the first of `extra_stop_tokens`, with which this model ends
         its own responses, else the tokenizer's EOS.
     prepend_bos: the model expects a BOS that neither tokenizer nor template emits.
+    architecture: of the model, in words; "" where it is not known.
     """
 
     def __init__(self, tokenizer: Any, name: str, settings: WeightsSettings, config_eos: Sequence[int]) -> None:
-        self.tokenizer, self.name = tokenizer, name
+        self.tokenizer, self.name, self.architecture = tokenizer, name, ""
         self.fingerprint = tokenizer_fingerprint(tokenizer)
         extra = [_stop_id(tokenizer, token) for token in settings.extra_stop_tokens]
         unknown = [token for token, i in zip(settings.extra_stop_tokens, extra, strict=True) if i is None]

@@ -45,6 +45,10 @@ class Scorer:
     def fingerprint(self) -> str:
         return self.codec.fingerprint
 
+    @property
+    def architecture(self) -> str:
+        return self.codec.architecture
+
     def prompt_token_ids(self, prompt: Prompt) -> NDArray[np.int64]:
         """The prompt in the scorer's context and tokens. Raises DataError for a prompt without what it needs."""
         return self.codec.prompt_token_ids(in_context(prompt, self.template, self.name))

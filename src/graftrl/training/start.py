@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 import typer
 from transformers.utils import logging as transformers_logging
 
 from graftrl.config import Recipe
-from graftrl.errors import ConfigError
+from graftrl.errors import ConfigError, ModelError
 from graftrl.training.dry_run import dry_run, print_dry_run
 from graftrl.training.loop import train
 from graftrl.training.progress import Silent, Terminal
@@ -27,9 +30,25 @@ def train_or_check(recipe: Recipe, run: Path | None, *, check: bool, quiet: bool
         train_in(RunFolder.create(run or Path("runs") / recipe.name, recipe), quiet=quiet)
 
 
+@contextmanager
+def memory_errors(run: Path) -> Iterator[None]:
+    """Raises ModelError where memory is not enough; what the run has finished is kept."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # torch says it by a RuntimeError on a CPU
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in str(error):
+            raise
+        raise ModelError(
+            "out of memory: 'graftrl train --dry-run' lists what every model and scorer takes; use smaller ones, lower "
+            "sample_rows, microbatch_tokens or logit_elements, or use gradient_checkpointing or lora. Finished steps "
+            f"are in {run}"
+        ) from error
+
+
 def train_in(folder: RunFolder, *, quiet: bool) -> None:
     """Train, or go on, in a run folder."""
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
-    train(folder, folder.recipe(), Silent() if quiet else Terminal())
+    with memory_errors(folder.root):
+        train(folder, folder.recipe(), Silent() if quiet else Terminal())
     typer.echo(f"run folder: {folder.root}")
