@@ -77,9 +77,11 @@ def test_two_models_from_command_to_tables(graftrl, speaker, numbers, write_rows
     )
     out = tmp_path / "out"
     code, printed, _ = graftrl(
-        "eval", "x/a", "y/b", "--benchmarks", f"{numbers},{two}", *FEW, "--k", "2,4", "--out", out, "--latex"
+        "eval", "x/a", "y/b", "--benchmarks", f"{numbers},{two}", *FEW, "--k", "2,4", "--out", out, "--latex", "--plots"
     )
     assert code == 0
+    names = ["results.json", "results.md", "results.tex", "pass-at-k.svg", "pass-at-k.png"]
+    assert printed.split()[-5:] == [str(out / name) for name in names] and all((out / name).is_file() for name in names)
     result = json.loads((out / "results.json").read_text())
     assert result["settings"] == {
         "seed": 0, "samples": 2, "temperature": 0.6, "top_p": 0.95, "max_tokens": 4096, "runs": 2,

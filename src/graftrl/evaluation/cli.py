@@ -76,6 +76,7 @@ def evaluate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of tables.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="Also write results.tex.")] = False,
+    plots: Annotated[bool, typer.Option("--plots", help="Also draw pass@k: pass-at-k.svg and .png.")] = False,
 ) -> None:
     """Evaluate models on benchmarks: pass@1, pass@k, intervals, comparisons. Safe to stop and to call again."""
     from rich.console import Console
@@ -91,7 +92,7 @@ def evaluate(
     if regrade is not None:
         if models or benchmarks:
             raise ConfigError("--regrade takes models and benchmarks from its folder; leave them out")
-        report = run_regrade(regrade, console, workers=workers, limit_s=limit_s, latex=latex)
+        report = run_regrade(regrade, console, workers=workers, limit_s=limit_s, latex=latex, plots=plots)
     else:
         if not 0 < top_p <= 1:
             raise ConfigError(f"--top-p {top_p:g} is not in (0, 1]")
@@ -121,6 +122,7 @@ def evaluate(
             limit_s=limit_s,
             out=out,
             latex=latex,
+            plots=plots,
         )
         report = run_evaluation(request, console)
     if as_json:

@@ -23,13 +23,16 @@ from graftrl.evaluation.benchmarks import (
 )
 from graftrl.evaluation.models import Subject, find_models
 from graftrl.evaluation.passk import powers_up_to
+from graftrl.evaluation.plots import pass_at_k_curves
 from graftrl.evaluation.report import BenchmarkInfo, EvaluationReport, listed, print_report, to_latex, to_markdown
 from graftrl.evaluation.sampling import Draws, Responses, grade_again, logged_prompts
 from graftrl.evaluation.scores import Answers, compare_models, score_model
+from graftrl.report.plots import require_matplotlib, save
 from graftrl.tasks import VerificationPool
 from graftrl.training.run_folder import RunFolder, disk_errors, write_text
 
 RESULTS, MARKDOWN, LATEX, PROBLEMS = "results.json", "results.md", "results.tex", "problems.csv"
+PASS_AT_K = "pass-at-k"  # .svg and .png
 MAX_TOKENS = 4096  # the paper's response limit
 _AGAIN = "the same command goes on where this one stopped"
 _MANY_CUT = 0.1  # share of responses; beyond it a score is in part that of the limit
@@ -42,7 +45,8 @@ class EvalRequest:
 
     benchmarks: names or paths; none for the validation prompts of the runs that the models come from.
     samples: responses to a problem in each of `runs`. limit: only the first problems of each benchmark.
-    k: of pass@k. model_options: of `ModelSettings`. latex: also write results.tex.
+    k: of pass@k. model_options: of `ModelSettings`. latex: also write results.tex. plots: also
+    draw pass@k.
     """
 
     models: Sequence[str] = ()
@@ -62,6 +66,7 @@ class EvalRequest:
     limit_s: float = 5.0
     out: Path | None = None
     latex: bool = False
+    plots: bool = False
 
 
 def run_evaluation(
@@ -75,6 +80,8 @@ def run_evaluation(
     Raises:
         GraftrlError: one line that says what to mend. Chunks of problems that were finished are kept.
     """
+    if request.plots:
+        require_matplotlib()
     if request.threads is not None:
         torch.set_num_threads(request.threads)
     ks = _ks(request)
@@ -100,9 +107,9 @@ def run_evaluation(
             with shown("problems", progress) as progressed:
                 notes = responses.sample(subjects, benchmarks, pool, progressed)
             notes = [*dict.fromkeys(subject.note for subject in subjects if subject.note is not None), *notes]
-            report = _finish(responses, asked, benchmarks, notes, latex=request.latex)
+            report, written = _finish(responses, asked, benchmarks, notes, latex=request.latex, plots=request.plots)
     if console is not None:
-        _print(report, root, console, latex=request.latex)
+        _print(report, written, console)
     return report
 
 
@@ -114,6 +121,7 @@ def run_regrade(
     workers: int = 2,
     limit_s: float = 5.0,
     latex: bool = False,
+    plots: bool = False,
 ) -> EvaluationReport:
     """Grade every response in the folder again with the current verifier, and write and print the results anew.
 
@@ -121,6 +129,8 @@ def run_regrade(
         RunError: the folder holds no evaluation, or one that is not finished (what is there is graded all the same).
         GraftrlError: one line that says what to mend. Files that were graded again stay so.
     """
+    if plots:
+        require_matplotlib()
     held = EVALUATION.read(root) if root.is_dir() else None
     if held is None:
         raise RunError(f"{root} holds no evaluation to grade again")
@@ -138,9 +148,9 @@ def run_regrade(
                 "yet: give its command again"
             )
         total = f"graded again with graftrl's current verifier: {changed} rewards changed"
-        report = _finish(responses, asked, chosen, [total], latex=latex)
+        report, written = _finish(responses, asked, chosen, [total], latex=latex, plots=plots)
     if console is not None:
-        _print(report, root, console, latex=latex)
+        _print(report, written, console)
     return report
 
 
@@ -280,7 +290,9 @@ def _finish(
     notes: Sequence[str],
     *,
     latex: bool,
-) -> EvaluationReport:
+    plots: bool,
+) -> tuple[EvaluationReport, list[Path]]:
+    """Compute the result and write it; returns it and the files for people, the JSON first."""
     wanted, root = asked["report"], responses.root
     answers = {
         model: {benchmark.name: responses.answers(model, benchmark) for benchmark in benchmarks}
@@ -305,11 +317,15 @@ def _finish(
         notes=[*notes, *(note for b in benchmarks for note in b.notes), *_notes(info, answers, asked["settings"])],
     )
     write_text(root / PROBLEMS, _per_problem(answers).write_csv())
+    files = [root / RESULTS, root / MARKDOWN]
     write_text(root / MARKDOWN, to_markdown(report))
     if latex:
+        files.append(root / LATEX)
         write_text(root / LATEX, to_latex(report))
+    if plots:
+        files += save({PASS_AT_K: pass_at_k_curves(report)}, root)
     write_text(root / RESULTS, report.to_json() + "\n")
-    return report
+    return report, files
 
 
 def _notes(
@@ -353,7 +369,7 @@ def _per_problem(answers: Mapping[str, Mapping[str, Answers]]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=columns, orient="row")
 
 
-def _print(report: EvaluationReport, root: Path, console: Console, *, latex: bool) -> None:
+def _print(report: EvaluationReport, files: Sequence[Path], console: Console) -> None:
     print_report(report, console)
-    for file in (RESULTS, MARKDOWN, *([LATEX] if latex else [])):
-        console.print(str(root / file), highlight=False, soft_wrap=True)
+    for file in files:
+        console.print(str(file), highlight=False, soft_wrap=True)

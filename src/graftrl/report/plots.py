@@ -80,7 +80,7 @@ def learning_curves(runs: Sequence[Run]) -> Any:
         axis.set_ylim(0, 1.03)
     for axis, label in zip(columns[0], ("training reward", "validation pass@1"), strict=False):
         axis.set_ylabel(label)
-    _legend(figure, columns[0][0])
+    legend_below(figure, columns[0][0])
     return figure
 
 
@@ -115,7 +115,7 @@ def exchange_counts(runs: Sequence[Run]) -> Any:
         axis.set_ylim(bottom=0)  # after all is drawn
     columns[0][0].set_ylabel("prompts a step")
     columns[0][1].set_ylabel("responses a step")
-    _legend(figure, *columns[0])
+    legend_below(figure, *columns[0])
     return figure
 
 
@@ -156,7 +156,7 @@ def score_drift(runs: Sequence[Run]) -> Any:
         axis.set(title=arrow(direction))
         _step_axis(axis)
     axes[0].set_ylabel("compatibility s")
-    _legend(figure, axes[0])
+    legend_below(figure, axes[0])
     return figure
 
 
@@ -194,7 +194,7 @@ def clipped_fractions(runs: Sequence[Run]) -> Any:
     for axis in axes:
         axis.set_ylim(bottom=0)
     axes[0].set_ylabel("clipped tokens")
-    _legend(figure, *axes)
+    legend_below(figure, *axes)
     return figure
 
 
@@ -217,7 +217,7 @@ def complementarity(runs: Sequence[Run]) -> Any:
         below.set_ylim(0, 1.03)
     columns[0][0].set_ylabel("all-fail prompts")
     columns[0][1].set_ylabel("of these, solved by a peer")
-    _legend(figure, columns[0][0])
+    legend_below(figure, columns[0][0])
     return figure
 
 
@@ -248,7 +248,7 @@ def score_by_cost(runs: Sequence[Run]) -> Any:
         axis.set_xlim(left=0)
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))  # 200k, 1.2M
     axes[0].set_ylabel("validation pass@1")
-    _legend(figure, axes[0])
+    legend_below(figure, axes[0])
     return figure
 
 
@@ -283,7 +283,7 @@ def entropy(runs: Sequence[Run]) -> Any:
     for axis in axes:
         axis.set_ylim(bottom=0)
     axes[0].set_ylabel("entropy, nats per token")
-    _legend(figure, axes[0])
+    legend_below(figure, axes[0])
     return figure
 
 
@@ -371,7 +371,7 @@ def _curve(
         axis.fill_between(steps, curves["low"], curves["high"], color=color, alpha=0.18, linewidth=0)
 
 
-def _legend(figure: Any, *axes: Any) -> None:
+def legend_below(figure: Any, *axes: Any) -> None:
     """What the axes' lines mean, each label once, under the plot."""
     entries: dict[str, Any] = {}
     for axis in axes:
