@@ -29,6 +29,7 @@ class Regime:
     models: of its pair. home: the regime whose runs are its own, where only the pair or the peers differ.
     stored: methods that exchange read the log of the peer's own run of the baseline, in place of the peer.
     held_out: kept for the end. Nothing but the baseline is trained here before a rule is frozen.
+    effort: of a run, relative to lists of the same length in plain form; what expected times are told from.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Regime:
     home: str | None = None
     stored: bool = False
     held_out: bool = False
+    effort: float = 1.0
 
     @property
     def runs_in(self) -> str:
@@ -124,7 +126,6 @@ class Transfer:
 
 _WORDS = (("", ";"), ("first ", " then "))
 _MANY_WORDS = (("here we first apply ", " and to that we apply "),)
-_SMALL_SUMS = {"min_terms": 3, "max_terms": 3, "min_digits": 1, "max_digits": 1}
 
 REGIMES: dict[str, Regime] = {
     regime.name: regime
@@ -175,26 +176,52 @@ REGIMES: dict[str, Regime] = {
                 "B": {"steps": 550, "slips": 0.15, "phrasings": (*_WORDS, ("take ", " which gives "))},
             },
             recipe=("sampling.max_response_tokens=56",),
+            effort=1.5,
         ),
         Regime(
             "lengthy",
             "responses of 61 to 63 tokens, most of them fixed words",
             warmup={"A": {"steps": 350, "phrasings": _MANY_WORDS}, "B": {"steps": 400, "phrasings": _MANY_WORDS}},
             recipe=("sampling.max_response_tokens=80",),
+            effort=2.2,
         ),
         Regime(
             "gym",
-            "four data sets of reasoning-gym: sums in two wordings, words spelt backwards, letters counted",
+            "three data sets of reasoning-gym: sums of three digits, linear equations, sequences to continue",
             task={
                 "kind": "reasoning_gym",
                 "datasets": [
-                    {"name": "spell_backward", "config": {"min_word_len": 3, "max_word_len": 4}},
-                    {"name": "letter_counting", "config": {"min_words": 2, "max_words": 2}},
                     {
                         "name": "basic_arithmetic",
-                        "config": _SMALL_SUMS | {"allow_parentheses": False, "operators": ["+", "-"]},
+                        "config": {
+                            "min_terms": 3,
+                            "max_terms": 3,
+                            "min_digits": 1,
+                            "max_digits": 1,
+                            "allow_parentheses": False,
+                            "operators": ["+", "-"],
+                        },
                     },
-                    {"name": "chain_sum", "config": _SMALL_SUMS},
+                    {
+                        "name": "simple_equations",
+                        "config": {
+                            "min_terms": 2,
+                            "max_terms": 2,
+                            "min_value": 1,
+                            "max_value": 9,
+                            "operators_weights": [0.5, 0.5, 0.0],
+                        },
+                    },
+                    {
+                        "name": "number_sequence",
+                        "config": {
+                            "min_terms": 4,
+                            "max_terms": 4,
+                            "min_value": -20,
+                            "max_value": 20,
+                            "max_complexity": 1,
+                        },
+                    },
                 ],
                 "train_size": 2000,
                 "validation_size": 960,  # all that runs evaluate: a warm-up leaves them out
@@ -202,14 +229,15 @@ REGIMES: dict[str, Regime] = {
                 "answer_pattern": "first_line",
             },
             warmup={
-                "A": {"steps": 600, "batch_size": 64, "strong_share": 0.5, "weak_share": 0.1},
-                "B": {"steps": 700, "batch_size": 64, "strong_share": 0.5, "weak_share": 0.1},
+                "A": {"steps": 500, "strong_share": 0.6, "weak_share": 0.15},
+                "B": {"steps": 550, "strong_share": 0.6, "weak_share": 0.15},
             },
             recipe=(
-                "sampling.max_prompt_tokens=112",
-                "sampling.max_response_tokens=12",
+                "sampling.max_prompt_tokens=80",
+                "sampling.max_response_tokens=8",
                 "verification.workers=1",
             ),
+            effort=1.3,
         ),
         Regime(
             "mixed",

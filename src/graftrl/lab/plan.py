@@ -295,7 +295,7 @@ def _prior_s(key: RunKey, steps: int) -> float:
     length = float(REGIMES[key.regime].task.get("length", 8)) / 8
     evaluations = 2 + steps // EVALUATE_EVERY
     per_model = [steps * relative * STEP_S[m] + evaluations * EVALUATION_S[m] for m in key.models]
-    return START_S + sum(per_model) * (0.4 + 0.6 * length)
+    return START_S + sum(per_model) * (0.4 + 0.6 * length) * REGIMES[key.regime].effort
 
 
 def expected_seconds(lab: Laboratory, keys: Sequence[RunKey]) -> dict[RunKey, float]:
