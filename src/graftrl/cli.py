@@ -97,11 +97,24 @@ def grade(
     workers: Annotated[int, typer.Option(help="Grading processes.")] = 2,
     limit_s: Annotated[float, typer.Option(help="Wall-clock seconds for one response; beyond it the reward is 0.")] = 5,
     require_box: Annotated[bool, typer.Option(help="A response without \\boxed{} scores 0.")] = True,
+    task_file: Annotated[
+        Path | None,
+        typer.Option("--task", metavar="FILE.yaml", help="Grade by the task section of a recipe.", show_default=False),
+    ] = None,
 ) -> None:
-    """Grade mathematical responses: each line has `answer` and `response`; prints it with `reward` and `reason`."""
+    """Grade responses: each line has `answer`, or with --task the `id` of a problem, and `response`.
+
+    Prints the lines with `reward` and `reason`.
+    """
     from graftrl.tasks.grade_file import grade_file
 
-    for line in grade_file(file, workers=workers, limit_s=limit_s, require_box=require_box):
+    task = None
+    if task_file is not None:
+        from graftrl.config import load_task
+        from graftrl.tasks import build_task
+
+        task = build_task(load_task(task_file))
+    for line in grade_file(file, workers=workers, limit_s=limit_s, require_box=require_box, task=task):
         typer.echo(json.dumps(line, ensure_ascii=False))
 
 

@@ -52,3 +52,29 @@ def test_a_bad_line_is_named_after_the_good_ones_before_it(tmp_path: Path, bad: 
 def test_a_box_is_not_needed_when_not_required(tmp_path: Path) -> None:
     path = _file(tmp_path / "in.jsonl", {"answer": "5", "response": "The answer is 5."})
     assert [next(grade_file(path, workers=1, require_box=need))["reward"] for need in (True, False)] == [0.0, 1.0]
+
+
+@pytest.fixture
+def problems(tmp_path: Path) -> Path:
+    """A recipe's task of the kind code with one problem."""
+    _file(tmp_path / "p.jsonl", {"id": "p1", "problem": "Write twice(x).", "tests": ["assert twice(2) == 4"]})
+    task = f"{{kind: code, sandbox: weaker, train: {{path: {tmp_path / 'p.jsonl'}}}}}"
+    (tmp_path / "recipe.yaml").write_text(f"task: {task}\n")
+    return tmp_path / "recipe.yaml"
+
+
+def test_a_tasks_verifier_grades_its_problems_by_id(tmp_path: Path, problems: Path, graftrl: Any) -> None:
+    responses = ["```python\ndef twice(x): return 2 * x\n```", "```python\ndef twice(x): return x\n```"]
+    lines = [{"id": "p1", "response": text} for text in responses]
+    file = _file(tmp_path / "in.jsonl", *lines, {"id": "p2", "response": ""})
+    code, out, err = graftrl("grade", file, "--task", problems, "--workers", 1)
+    graded = [json.loads(line) for line in out.splitlines()]
+    assert [(line["reward"], line["reason"]) for line in graded] == [(1.0, "correct"), (0.0, "wrong answer")]
+    assert code == 2 and err.count("\n") == 1 and "line 3: the task has no prompt 'p2'; there is 'p1'" in err
+
+
+def test_a_task_that_makes_its_problems_as_it_goes_has_none_to_grade(tmp_path: Path, graftrl: Any) -> None:
+    (tmp_path / "recipe.yaml").write_text("task: {kind: hidden_programs}\n")
+    file = _file(tmp_path / "in.jsonl", {"id": "1", "response": ""})
+    code, _, err = graftrl("grade", file, "--task", tmp_path / "recipe.yaml")
+    assert code == 2 and "makes its problems as it goes" in err and err.count("\n") == 1
