@@ -124,8 +124,9 @@ class Transfer:
         return (self.target,)
 
 
-_WORDS = (("", ";"), ("first ", " then "))
-_MANY_WORDS = (("here we first apply ", " and to that we apply "),)
+# Phrasings are of one length: with the steps at shifting positions a model this small learns to execute far later.
+_WORDS = (("first ", " then "),)
+_MORE_WORDS = (("we apply ", " and then "),)
 
 REGIMES: dict[str, Regime] = {
     regime.name: regime
@@ -169,21 +170,21 @@ REGIMES: dict[str, Regime] = {
         ),
         Regime(
             "worded",
-            "responses in words, three ways for either model, two of them shared; in 15 % of demonstrations a digit "
-            "of the first list is wrong though the answer is right",
+            "responses in words, three ways for either model, one of them shared; in 15 % of demonstrations a digit of "
+            "the first list is wrong though the answer is right",
             warmup={
-                "A": {"steps": 500, "slips": 0.15, "phrasings": (*_WORDS, ("we apply ", " and so "))},
-                "B": {"steps": 550, "slips": 0.15, "phrasings": (*_WORDS, ("take ", " which gives "))},
+                "A": {"steps": 600, "slips": 0.15, "phrasings": (*_WORDS, ("we do ", " next "), ("apply ", " thus "))},
+                "B": {"steps": 700, "slips": 0.15, "phrasings": (*_WORDS, ("begin ", " also "), ("it is ", " and a "))},
             },
-            recipe=("sampling.max_response_tokens=56",),
-            effort=1.5,
+            recipe=("sampling.max_response_tokens=45",),
+            effort=1.3,
         ),
         Regime(
             "lengthy",
-            "responses of 61 to 63 tokens, most of them fixed words",
-            warmup={"A": {"steps": 350, "phrasings": _MANY_WORDS}, "B": {"steps": 400, "phrasings": _MANY_WORDS}},
-            recipe=("sampling.max_response_tokens=80",),
-            effort=2.2,
+            "responses of 38 to 40 tokens, half of them fixed words",
+            warmup={"A": {"steps": 450, "phrasings": _MORE_WORDS}, "B": {"steps": 600, "phrasings": _MORE_WORDS}},
+            recipe=("sampling.max_response_tokens=52",),
+            effort=1.5,
         ),
         Regime(
             "gym",

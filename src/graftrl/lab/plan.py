@@ -279,8 +279,8 @@ def runs_of(cells: Iterable[Cell]) -> list[RunKey]:
 
 # Seconds of one step of GRPO with n = 8 for one model, averaged over 60 steps, and of one evaluation; measured as
 # processor time of one thread on a two-core cloud machine (AMD EPYC).
-STEP_S = {"A": 0.14, "B": 0.14, "C": 0.19, "S": 0.12, "M": 0.13, "P": 0.12, "D": 0.45}
-EVALUATION_S = {"A": 0.32, "B": 0.32, "C": 0.40, "S": 0.28, "M": 0.30, "P": 0.28, "D": 0.9}
+STEP_S = {"A": 0.14, "B": 0.14, "C": 0.19, "S": 0.12, "M": 0.13, "P": 0.12, "D": 0.28}
+EVALUATION_S = {"A": 0.32, "B": 0.32, "C": 0.40, "S": 0.28, "M": 0.30, "P": 0.28, "D": 0.75}
 START_S = 6.0  # of a process: imports, loading
 # A method's step over GRPO's.
 RELATIVE_STEP = {"grpo-n16": 2.1, "grpo-n32": 4.5, "dapo": 2.8, "hacpo": 3.2}
