@@ -67,9 +67,9 @@ WIDE = Setting("wide", vocabulary=151_936, prompts=8, group=8, new_tokens=32, mi
 SETTINGS = {setting.name: setting for setting in (SMALL, WIDE)}
 
 
-def save_model(setting: Setting, folder: Path) -> None:
+def save_model(setting: Setting, folder: Path, seed: int = 0) -> None:
     """A Qwen2 model with random weights (tied head) and a byte-level tokenizer that merges letters."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     byte_tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
     letters = string.ascii_lowercase
     pairs = [a + b for a, b in itertools.product(letters, repeat=2)]

@@ -7,6 +7,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
+import distill_memory
 import floor
 import graft_vs_grpo
 import selection
@@ -23,6 +24,7 @@ TARGETS: dict[str, tuple[float | None, bool]] = {
     "stored_peer_share": (0.02, False),
     "stored_graft_over_grpo": (1.05, False),
     "select_1m_seconds": (5.0, False),
+    "distill_memory_share": (0.25, False),
 }
 
 
@@ -38,7 +40,8 @@ def collect() -> dict[str, Any]:
         for phase, seconds in ours.items():
             found[f"{phase}_over_floor"] = seconds / found[f"{phase}_seconds"]
     selected = selection.measure()
-    values = {**steps, **graft, **stored, **selected}
+    distilled = distill_memory.measure()
+    values = {**steps, **graft, **stored, **selected, **distilled}
     return {
         **{key: float(values[key]) for key in TARGETS},
         "targets": {key: target for key, (target, _) in TARGETS.items()},
@@ -51,6 +54,7 @@ def collect() -> dict[str, Any]:
             "stored_peer": {key: value for key, value in stored.items() if key not in TARGETS},
             "floor": floors,
             "selection": selected,
+            "distill_memory": {key: value for key, value in distilled.items() if key not in TARGETS},
         },
     }
 
