@@ -17,6 +17,7 @@ from graftrl.evaluation.cli import evaluate
 from graftrl.init.cli import init
 from graftrl.lab.cli import lab
 from graftrl.logs.cli import app as logs_app
+from graftrl.plan.cli import plan
 from graftrl.probe.cli import probe
 from graftrl.push.cli import push
 from graftrl.report.cli import report
@@ -119,6 +120,7 @@ def grade(
 
 
 app.command("eval")(evaluate)
+app.command()(plan)
 app.command()(probe)
 app.command()(doctor)
 app.command()(init)

@@ -122,9 +122,10 @@ def make_plan(
     """Raises ConfigError or ModelError."""
     shapes = {name: shape_for(name, settings) for name, settings in recipe.models.items()}
     memories = {name: _memory(recipe, name, shapes[name][0], recipe.models[name], layout) for name in recipe.models}
-    frozen = _frozen(recipe, {name: shape for name, (shape, _) in shapes.items()})
+    readers = _frozen(recipe, {name: shape for name, (shape, _) in shapes.items()})
+    frozen = _frozen_bytes(readers)
     peak = _peaks(layout, memories, frozen)
-    members = _members(recipe, shapes, layout, workload)
+    members = _members(recipe, shapes, layout, workload, readers)
     mean, seconds = mean_step(members, workload, shared=layout.shared, steps=steps, seed=seed)
     warnings = _warnings(layout, peak)
     notes = [
@@ -133,7 +134,7 @@ def make_plan(
         if shape.experts
     ]
     if frozen:
-        notes.append("scorers and references are counted in memory, but not their passes over the responses")
+        notes.append("frozen models lie whole on every device, and read all rows that are trained on")
     if layout.count > 1 or layout.sampler:
         notes.append("training is taken to be split over a policy's devices (FSDP), sampling to run beside it (vLLM)")
     return Plan(
@@ -187,18 +188,36 @@ def _memory(recipe: Recipe, name: str, shape: ModelShape, settings: ModelSetting
     return memory_of(shape, settings, recipe.sampling, devices=devices, sampler=layout.sampler, rows=rows)
 
 
-def _frozen(recipe: Recipe, shapes: Mapping[str, ModelShape]) -> int:
-    """Bytes of the frozen models on a device; those of one path share their weights."""
+@dataclass(frozen=True)
+class _Frozen:
+    """A model that only reads: a scorer, for all policies, or the start of `policy`, for it alone."""
+
+    shape: ModelShape
+    settings: ModelSettings
+    policy: str | None = None
+
+
+def _frozen(recipe: Recipe, shapes: Mapping[str, ModelShape]) -> list[_Frozen]:
     method = recipe.build_method()
-    sizes: dict[str, int] = {}
+    found = []
     for name in method.scorers if isinstance(method, UsesScorers) else ():
-        settings = recipe.scorers[name]
-        sizes[settings.path] = 4 * shape_for(name, settings)[0].parameters
+        scorer = recipe.scorers[name]
+        settings = ModelSettings(
+            path=scorer.path,
+            dtype=scorer.dtype,
+            microbatch_tokens=scorer.microbatch_tokens,
+            logit_elements=scorer.logit_elements,
+        )
+        found.append(_Frozen(shape_for(name, scorer)[0], settings))
     objective = method.objective(0)
     if objective.needs_reference or (objective.mixture is not None and REFERENCE in objective.mixture.weights):
-        for name, of_model in recipe.models.items():
-            if of_model.lora is None:
-                sizes[of_model.path] = 4 * shapes[name].parameters
+        found += [_Frozen(shapes[name], of_model, name) for name, of_model in recipe.models.items()]
+    return found
+
+
+def _frozen_bytes(frozen: Sequence[_Frozen]) -> int:
+    """Float32 weights on a device; those of one path are there once, and the start of an adapter is its base."""
+    sizes = {f.settings.path: 4 * f.shape.parameters for f in frozen if f.policy is None or f.settings.lora is None}
     return sum(sizes.values())
 
 
@@ -277,7 +296,11 @@ def _memory_advice(
 
 
 def _members(
-    recipe: Recipe, shapes: Mapping[str, tuple[ModelShape, str]], layout: Layout, workload: Workload
+    recipe: Recipe,
+    shapes: Mapping[str, tuple[ModelShape, str]],
+    layout: Layout,
+    workload: Workload,
+    readers: Sequence[_Frozen],
 ) -> list[Member]:
     found = []
     for name, settings in recipe.models.items():
@@ -291,7 +314,12 @@ def _members(
             rows_per_prompt=workload.group if shares_prompts else 1,
         )
         rescored = layout.sampler or settings.dtype == "bfloat16"
-        found.append(Member(name, speed, layout.devices[name], rescored))
+        of_policy = tuple(
+            Speed(frozen.shape, frozen.settings, layout.kinds[name])
+            for frozen in readers
+            if frozen.policy in (None, name)
+        )
+        found.append(Member(name, speed, layout.devices[name], rescored, of_policy))
     return found
 
 

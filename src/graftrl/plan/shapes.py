@@ -25,6 +25,16 @@ def _qwen3(layers: int, hidden: int, heads: int, feed_forward: int, tied: bool =
 
 _LLAMA_3B = llama_shape(layers=28, hidden=3072, heads=24, kv_heads=8, feed_forward=8192, vocabulary=128_256)
 _SMOLLM3 = llama_shape(layers=36, hidden=2048, heads=16, kv_heads=4, feed_forward=11_008, vocabulary=128_256)
+_QWEN2_7B = llama_shape(
+    layers=28,
+    hidden=3584,
+    heads=28,
+    kv_heads=4,
+    feed_forward=18_944,
+    vocabulary=152_064,
+    tied=False,
+    qkv_bias=True,
+)
 
 # From the models' published configs; a trailing "-Base" or "-Instruct" changes no shape.
 KNOWN = {
@@ -35,6 +45,9 @@ KNOWN = {
     "HuggingFaceTB/SmolLM3-3B": _SMOLLM3,
     "meta-llama/Llama-3.2-3B": _LLAMA_3B,
     "OctoThinker/OctoThinker-3B-Hybrid": _LLAMA_3B,
+    "Qwen/Qwen2.5-7B": _QWEN2_7B,
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": _QWEN2_7B,
+    "Skywork/Skywork-OR1-Math-7B": _QWEN2_7B,
 }
 
 

@@ -92,7 +92,7 @@ def _devices_time(plan: Plan) -> Table:
 def _scaling(plan: Plan) -> Table:
     table = _table(
         "the same step on more devices (simulated)",
-        "devices", "placement", "s", "speed-up", "arithmetic", "tail", "peer", "exchange", "grading", "comm.",
+        "devices", "placement", "s", "speed-up", "work", "tail", "peer", "exchange", "grading", "comm.",
         "most goes to",
     )  # fmt: skip
     first = {point.placement: point for point in reversed(plan.scaling)}

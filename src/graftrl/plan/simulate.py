@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from graftrl.plan.speed import Lengths, Part, Speed
+from graftrl.plan.speed import Lengths, Part, Speed, joined
 from graftrl.plan.workload import Workload
 
 PHASES = ("sampling", "grading", "exchange", "scoring", "training", "sync")
-LOSSES = ("arithmetic", "tail", "slower peer", "exchange", "grading", "communication")
+LOSSES = ("work", "tail", "slower peer", "exchange", "grading", "communication")
 
 
 class Clock:
@@ -114,12 +114,14 @@ class SamplingDevice:
 
 @dataclass(frozen=True)
 class Member:
-    """One policy and how many devices it works on."""
+    """One policy and how many devices it works on. rescored: its own log-probabilities are computed again before
+    training. readers: frozen models that read what it trains on, each whole on every device."""
 
     name: str
     speed: Speed
     devices: int
     rescored: bool = False
+    readers: tuple[Speed, ...] = ()
 
     @property
     def continuous(self) -> bool:
@@ -163,7 +165,7 @@ def simulate(
         for m in members:
             part = parts[m.name]
             step.phases_of[m.name][phase] = step.phases_of[m.name].get(phase, 0.0) + part.wall
-            step.used["arithmetic"] += part.busy
+            step.used["work"] += part.busy
             step.used["communication"] += m.devices * (part.wall - part.compute)
             step.used["tail"] += m.devices * part.compute - part.busy
             booked += m.devices * part.wall
@@ -192,8 +194,10 @@ def simulate(
     parts = {}
     trained = {m.name: trained_rows(workload, rows[m.name], grafts[m.name]) for m in members}
     for m in members:
-        of_own = [row for minibatch in trained[m.name] for row in minibatch] if m.rescored else []
-        parts[m.name] = m.speed.score([*grafts[m.name], *of_own], m.devices)
+        everything = [row for minibatch in trained[m.name] for row in minibatch]
+        passes = [m.speed.score([*grafts[m.name], *(everything if m.rescored else [])], m.devices)]
+        passes += [reader.score(everything, m.devices, whole=True) for reader in m.readers]
+        parts[m.name] = joined(passes)
     spend("scoring", parts, in_turn=True, rest="exchange")
 
     spend("training", {m.name: training(m, workload.epochs, trained[m.name]) for m in members}, in_turn=shared,
@@ -245,12 +249,7 @@ def trained_rows(workload: Workload, own: Sequence[Lengths], grafts: Sequence[Le
 
 
 def training(member: Member, epochs: int, minibatches: Sequence[Sequence[Lengths]]) -> Part:
-    parts = [member.speed.update(rows, member.devices) for rows in minibatches]
-    return Part(
-        epochs * sum(part.wall for part in parts),
-        epochs * sum(part.busy for part in parts),
-        epochs * sum(part.compute for part in parts),
-    )
+    return joined([member.speed.update(rows, member.devices) for _ in range(epochs) for rows in minibatches])
 
 
 def mean_step(

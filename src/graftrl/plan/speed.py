@@ -62,13 +62,15 @@ class Speed:
 
     # Scoring ------------------------------------------------------------------------------------------------------
 
-    def score(self, rows: Sequence[Lengths], devices: int = 1) -> Part:
-        """Log-probabilities of the rows' responses; on several devices the weights are gathered for each microbatch."""
+    def score(self, rows: Sequence[Lengths], devices: int = 1, *, whole: bool = False) -> Part:
+        """Log-probabilities of the rows' responses. On several devices the weights are gathered for each microbatch,
+        unless each has them `whole`."""
         if not rows:
             return Part(0.0, 0.0, 0.0)
         parts = deal(rows, devices)
         busy = [self._score_one(part) for part in parts]
-        return Part(max([*busy, self._rounds(parts) * self._gather(devices)]), sum(busy), max(busy))
+        gathered = 0.0 if whole else self._rounds(parts) * self._gather(devices)
+        return Part(max([*busy, gathered]), sum(busy), max(busy))
 
     def _score_one(self, rows: Sequence[Lengths]) -> float:
         lengths = [prompt + response for prompt, response in rows]
@@ -125,6 +127,11 @@ class Part:
     wall: float
     busy: float
     compute: float
+
+
+def joined(parts: Sequence[Part]) -> Part:
+    """One after the other."""
+    return Part(sum(p.wall for p in parts), sum(p.busy for p in parts), sum(p.compute for p in parts))
 
 
 def deal(rows: Sequence[Lengths], devices: int) -> list[list[Lengths]]:
