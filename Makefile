@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PIP := .venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints-cpu.txt
 
-.PHONY: install quickstart test lint real-pair transfer-lab bench clean
+.PHONY: install quickstart test lint docs docs-serve reference real-pair transfer-lab bench clean
 
 install: .venv/.installed
 
@@ -26,6 +26,17 @@ lint: install
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+
+# The documentation as a site, in site/; open site/index.html. docs-serve shows it while you write.
+docs: install
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
+
+docs-serve: install
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs serve
+
+# docs/reference/recipe.md and commands.md from the code; a test says when they are out of date.
+reference: install
+	.venv/bin/python tools/reference.py
 
 # SmolLM2-135M-Instruct and Gemma-3-270M, both from Python packages, co-train with GRAFT.
 real-pair: install
