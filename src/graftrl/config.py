@@ -11,10 +11,11 @@ from typing import Any, Literal, get_args
 import yaml
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, field_serializer, field_validator, model_validator
 
+from graftrl.engines.config import RaySettings
 from graftrl.errors import ConfigError
 from graftrl.logs.config import PeerSettings
 from graftrl.methods import METHODS, Method, build_method
-from graftrl.methods.extensions import UsesScorers
+from graftrl.methods.extensions import SearchesWeights, UsesScorers
 from graftrl.policies.config import ModelSettings, SamplingSettings, ScorerSettings
 from graftrl.settings import Settings
 from graftrl.shipped import find_recipe
@@ -29,6 +30,8 @@ class TrainingSettings(Settings):
     prompts_per_step: that every model answers in a step.
     group_size: n, responses per prompt and model.
     minibatch_prompts: prompts of one optimizer step. epochs_per_batch: passes over a step's rows.
+    importance_cap: most that truncated importance sampling weighs a token of an own response by, where the sampler's
+        log-probabilities are not the trainer's; none: all tokens weigh 1.
     """
 
     steps: int | None = Field(None, ge=1)
@@ -37,6 +40,7 @@ class TrainingSettings(Settings):
     group_size: int = 8
     minibatch_prompts: int = Field(32, ge=1)
     epochs_per_batch: int = Field(1, ge=1)
+    importance_cap: float | None = Field(None, gt=0)
 
     @field_validator("group_size")
     @classmethod
@@ -97,7 +101,8 @@ class Recipe(Settings):
 
     name: of the run, and of its folder under runs/ where no other is given: letters, digits, ".", "_" and "-".
     seed: everything random follows from it. Runs of one seed see the same prompts in the same order.
-    engine: where policies live: "local", in this process.
+    engine: where policies live: "local", in this process; or "ray", spread over many (docs/how-to/scale.md).
+    ray: what each policy gets of a Ray cluster; read by `engine: ray` alone.
     threads: CPU threads; none: as many as torch takes.
     method: a name, or a mapping with `name` and options.
     models: the policies that train, by name.
@@ -114,7 +119,8 @@ class Recipe(Settings):
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
     seed: int = Field(0, ge=0)
-    engine: Literal["local"] = "local"
+    engine: Literal["local", "ray"] = "local"
+    ray: RaySettings = RaySettings()
     threads: int | None = Field(None, ge=1)
     method: Any
     models: dict[str, ModelSettings] = Field(min_length=1)
@@ -186,6 +192,25 @@ class Recipe(Settings):
                 "come from the unmodified distribution (temperature 1, top_p 1, top_k 0), else importance ratios and "
                 "compatibility scores are biased; use the evaluation section for other settings"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _engine_can(self) -> Recipe:
+        strangers = sorted(self.ray.resources.keys() - self.models.keys())
+        if strangers:
+            raise ValueError(f"ray.resources names {strangers[0]!r}, which is none of the models")
+        if self.engine == "local":
+            return self
+        method, unable = self.build_method(), "engine: ray cannot {} yet; set engine: local"
+        if isinstance(method, SearchesWeights):
+            raise ValueError(unable.format(f"search weights, as method {method.settings.name!r} does,"))
+        if isinstance(method, UsesScorers) and method.scorers:
+            raise ValueError(unable.format(f"read scorers, as method {method.settings.name!r} does,"))
+        for name, settings in self.models.items():
+            if settings.lora is not None:
+                raise ValueError(unable.format(f"train adapters (models.{name}.lora)"))
+            if settings.path.endswith(".gguf"):
+                raise ValueError(unable.format(f"train from a GGUF file (models.{name}.path)"))
         return self
 
     def build_method(self) -> Method:

@@ -27,6 +27,10 @@ class RunError(GraftrlError):
     exit_code = 3
 
 
+class WorkerLost(RunError):
+    """A process of the run's engine that died or does not answer. What was saved is whole; new workers can go on."""
+
+
 class NumericsError(GraftrlError):
     """A number that must not enter an update: a non-finite loss or gradient, a log-probability mismatch."""
 

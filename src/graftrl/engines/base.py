@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graftrl.objective import Objective
+from graftrl.objective.importance import Gap
 from graftrl.policies.codec import Codec
 from graftrl.policies.config import SamplingSettings
 from graftrl.policies.hf import UpdateStats
@@ -45,6 +46,10 @@ class Engine(Protocol):
 
     def generation_gap(self, model: str, rows: Sequence[Row]) -> float: ...
 
+    def sync_gaps(self) -> Mapping[str, Gap]:
+        """Per model how far its sampler was from its trainer when last compared; empty where they are one."""
+        ...
+
     def update(
         self, minibatches: Mapping[str, Sequence[Sequence[Row]]], objective_of: Callable[[int], Objective]
     ) -> dict[str, UpdateStats]: ...
@@ -58,3 +63,7 @@ class Engine(Protocol):
         ...
 
     def save(self, folder: Path) -> None: ...
+
+    def close(self) -> None:
+        """Let go of whatever the engine holds outside of this process. Nothing can be asked of it afterwards."""
+        ...

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from graftrl.config import Recipe
 from graftrl.methods.extensions import UsesScorers
 from graftrl.objective import Objective
+from graftrl.objective.importance import Gap
 from graftrl.policies.config import SamplingSettings
 from graftrl.policies.frozen import FrozenWeights
 from graftrl.policies.hf import HFPolicy, UpdateStats
@@ -71,6 +72,9 @@ class LocalEngine:
     def generation_gap(self, model: str, rows: Sequence[Row]) -> float:
         return self.policies[model].generation_gap(rows)
 
+    def sync_gaps(self) -> Mapping[str, Gap]:
+        return {}
+
     def update(
         self, minibatches: Mapping[str, Sequence[Sequence[Row]]], objective_of: Callable[[int], Objective]
     ) -> dict[str, UpdateStats]:
@@ -96,3 +100,6 @@ class LocalEngine:
     def save(self, folder: Path) -> None:
         for name, policy in self.policies.items():
             policy.save(folder / name)
+
+    def close(self) -> None:
+        """Nothing lives elsewhere."""

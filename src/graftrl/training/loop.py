@@ -7,16 +7,17 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from graftrl.config import Recipe
 from graftrl.engines.base import Engine
-from graftrl.engines.local import LocalEngine
-from graftrl.errors import ConfigError
+from graftrl.engines.open import open_engine
+from graftrl.errors import ConfigError, WorkerLost
 from graftrl.evaluation.intervals import bootstrap_interval
 from graftrl.exchange import all_fail_overlap
 from graftrl.logs.rollouts import write_rollouts, write_transfers
@@ -24,6 +25,7 @@ from graftrl.methods import Method, StepContext
 from graftrl.methods.base import FRESH_KINDS
 from graftrl.methods.extensions import PreparesPrompts, PromptContext, SearchesWeights, UsesScorers
 from graftrl.objective import Term
+from graftrl.objective.importance import logprob_gap, truncated_importance_weights
 from graftrl.rollout import Group, Prompt, Row, successes_by_model
 from graftrl.seeds import derive_seed, generator
 from graftrl.tasks import Task, VerificationPool, build_task, grade_groups
@@ -57,7 +59,7 @@ class Prepared:
 def prepare(recipe: Recipe, run: RunFolder | None = None) -> Prepared:
     """Load data and models and check that they fit together. Raises ConfigError, DataError or ModelError."""
     task = build_task(recipe.task)
-    engine = LocalEngine(recipe, None if run is None else run.latest_checkpoint())
+    engine = open_engine(recipe, None if run is None else run.latest_checkpoint())
     limit = recipe.sampling.max_prompt_tokens
     lengths = [prompt_length(codec) for codec in engine.codecs.values()]
     train, notes = within_limit(task.train, lengths, limit, "training prompts")
@@ -78,12 +80,30 @@ def prepare(recipe: Recipe, run: RunFolder | None = None) -> Prepared:
 def train(run: RunFolder, recipe: Recipe, display: Display) -> TrainingState:
     """Train from the run folder's last whole checkpoint (or from the start) to the recipe's last step.
 
-    Ctrl-C finishes the step under way, saves, and returns; a second one stops at once.
+    Ctrl-C finishes the step under way, saves, and returns; a second one stops at once. Where the engine loses a worker
+    the run goes on from its last checkpoint with new ones.
+
+    Raises:
+        WorkerLost: workers were lost twice without a new checkpoint in between.
     """
-    with run.locked(), disk_errors(run.root):
+    lost_at, notes = -1, list[str]()
+    while True:
+        try:
+            return _train(run, recipe, display, notes)
+        except WorkerLost as error:
+            saved = max(run.checkpoint_steps(), default=0)
+            if saved <= lost_at:
+                raise
+            lost_at, notes = saved, [f"WORKERS LOST, started again: {error}"]
+
+
+def _train(run: RunFolder, recipe: Recipe, display: Display, notes_before: Sequence[str]) -> TrainingState:
+    with run.locked(), disk_errors(run.root), ExitStack() as opened:
         _, state, notes = run.rewind()
         prepared = prepare(recipe, run)
-        display.start(recipe, prepared.steps, state, [*prepared.notes, *(notes if state.step else [])])
+        opened.callback(prepared.engine.close)
+        notes = [*notes_before, *(notes if state.step else [])]
+        display.start(recipe, prepared.steps, state, [*prepared.notes, *notes])
         trackers = open_trackers(recipe, run)
         verification = recipe.verification
         with VerificationPool(verification.workers, verification.limit_s) as pool, interruptible() as interrupted:
@@ -144,7 +164,9 @@ def train_step(
                 "only give and are not trained; let it loop over context.receivers"
             )
     state.memory = exchange.memory
-    rows, old_logprobs = settle_old_logprobs(engine, method, exchange.rows, state, clock)
+    rows, old_logprobs = settle_old_logprobs(
+        engine, method, exchange.rows, state, clock, recipe.training.importance_cap
+    )
     with clock("training"):
         minibatches = {
             model: [
@@ -156,6 +178,7 @@ def train_step(
             ]
             for model, of_model in rows.items()
         }
+        gaps = engine.sync_gaps()  # of the weights that sampled this step
         updates = engine.update(minibatches, method.objective)
     with clock("logging"):
         write_rollouts(
@@ -177,6 +200,7 @@ def train_step(
                 **group_metrics(of_model),
                 **updates[model].summary(),
                 **old_logprobs[model],
+                **({"sync_gap_mean": gaps[model].mean, "sync_gap_max": gaps[model].largest} if model in gaps else {}),
                 "method": exchange.diagnostics.get(model, {}),
             }
             for model, of_model in groups.items()
@@ -317,12 +341,18 @@ def _check_rows(method: Method, rows: Sequence[Row], terms: Sequence[Term]) -> N
 
 
 def settle_old_logprobs(
-    engine: Engine, method: Method, rows: Mapping[str, list[Row]], state: TrainingState, clock: Clock
+    engine: Engine,
+    method: Method,
+    rows: Mapping[str, list[Row]],
+    state: TrainingState,
+    clock: Clock,
+    importance_cap: float | None = None,
 ) -> tuple[dict[str, list[Row]], dict[str, dict[str, Any]]]:
     """Give every own row exact `old_logprobs`; drop own rows whose log-probabilities are not finite.
 
     Generation log-probabilities serve where the first step finds them equal to a scoring pass within EXACT_NATS; else
-    (bfloat16, another sampler) own rows that carry a gradient are scored again.
+    (bfloat16, another sampler) own rows that carry a gradient are scored again. Truncated importance sampling then
+    weighs their tokens, if a cap is given.
     """
     settled: dict[str, list[Row]] = {}
     report: dict[str, dict[str, Any]] = {}
@@ -337,18 +367,40 @@ def settle_old_logprobs(
                 gap = engine.generation_gap(model, own[:64])
             state.exact_generation[model] = gap <= EXACT_NATS
         exact = state.exact_generation.get(model, True)
+        sampler: dict[str, Any] = {}
         if not exact:
             training = [row for row in own if any(term.needs_pass(row) for term in terms)]
             with clock("scoring"):
-                for row, fresh in zip(training, engine.score(model, training), strict=True):
-                    row.old_logprobs = fresh
+                sampler = rescore(training, engine.score(model, training), importance_cap)
         settled[model] = kept
         report[model] = {
             "old_logprobs": "generation" if exact else "recomputed",
             "generation_gap": gap,
+            **sampler,
             "rows_not_finite": len(of_model) - len(kept),
         }
     return settled, report
+
+
+def rescore(rows: Sequence[Row], fresh: Sequence[NDArray[np.float32]], cap: float | None) -> dict[str, Any]:
+    """Put the trainer's log-probabilities in the place of the sampler's; how far these were off, for the metrics.
+
+    cap: of truncated importance sampling, whose weights are multiplied into the advantages.
+    """
+    known = [(row, row.old_logprobs, new) for row, new in zip(rows, fresh, strict=True) if row.old_logprobs is not None]
+    gap = logprob_gap([old for _, old, _ in known], [new for _, _, new in known])
+    found: dict[str, Any] = {"sampler_gap_mean": None, "sampler_gap_max": None}
+    if np.isfinite(gap.mean):
+        found = {"sampler_gap_mean": gap.mean, "sampler_gap_max": gap.largest}
+    if cap is not None and known:
+        weights = [truncated_importance_weights(new, old, cap) for _, old, new in known]
+        for (row, _, _), of_row in zip(known, weights, strict=True):
+            row.advantages = np.asarray(row.advantages, np.float32) * of_row
+        every = np.concatenate(weights)
+        found |= {"importance_weight_mean": float(every.mean()), "importance_capped": float((every >= cap).mean())}
+    for row, new in zip(rows, fresh, strict=True):
+        row.old_logprobs = new
+    return found
 
 
 def group_metrics(groups: Sequence[Group]) -> dict[str, Any]:

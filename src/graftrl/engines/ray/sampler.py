@@ -1,0 +1,154 @@
+"""A vLLM sampler, in a process of its own: prompts of token ids in, token ids and their log-probabilities out."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graftrl.policies.config import SamplingSettings
+
+Ids = Sequence[int] | NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class SamplerOptions:
+    """path: of the model's config and first weights. sleeps: it gives its memory away between samplings. memory_share:
+    of a GPU's memory. eager: without compiling and captured graphs, which pays only on a GPU."""
+
+    path: str
+    dtype: str
+    max_tokens: int
+    tensor_parallel: int = 1
+    memory_share: float = 0.85
+    sleeps: bool = False
+    eager: bool = False
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One response. stopped: it ended itself, with the EOS as its last token."""
+
+    token_ids: NDArray[np.int64]
+    logprobs: NDArray[np.float32]
+    stopped: bool
+
+
+class Sampler:
+    """Owns one vLLM engine. The model's conventions are the caller's: it knows neither tokenizer nor template."""
+
+    def __init__(self, options: SamplerOptions) -> None:
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # this process is the engine's already
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        from vllm import LLM
+
+        self._options = options
+        self._llm = LLM(
+            model=options.path,
+            skip_tokenizer_init=True,
+            dtype=options.dtype,
+            generation_config="vllm",  # the model's own would cut the distribution
+            max_model_len=options.max_tokens,
+            tensor_parallel_size=options.tensor_parallel,
+            gpu_memory_utilization=options.memory_share,
+            enable_sleep_mode=options.sleeps,
+            enforce_eager=options.eager,
+            trust_remote_code=options.trust_remote_code,
+            logprobs_mode="processed_logprobs",  # those of the distribution that was drawn from
+            seed=0,
+        )
+        self._asleep = False
+
+    def sample(
+        self, prompts: Sequence[Ids], n: int, seeds: Sequence[int], sampling: SamplingSettings, eos_ids: Sequence[int]
+    ) -> list[list[Drawn]]:
+        """n responses to each prompt, drawn from the prompt's seed: whoever samples beside it changes nothing."""
+        from vllm import SamplingParams
+
+        wanted = [
+            SamplingParams(
+                n=n,
+                seed=seed,
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                max_tokens=sampling.max_response_tokens,
+                stop_token_ids=list(eos_ids),
+                ignore_eos=True,  # those ids say it all
+                logprobs=0,  # of the drawn token alone
+                detokenize=False,
+            )
+            for seed in seeds
+        ]
+        self.wake()
+        outputs = self._llm.generate(_inputs(prompts), wanted, use_tqdm=False)
+        return [
+            [
+                Drawn(
+                    np.array(one.token_ids, np.int64),
+                    np.array([of[i].logprob for i, of in zip(one.token_ids, one.logprobs, strict=True)], np.float32),
+                    one.finish_reason == "stop",
+                )
+                for one in sorted(output.outputs, key=lambda one: one.index)
+            ]
+            for output in outputs
+        ]
+
+    def score(self, sequences: Sequence[tuple[Ids, Ids]]) -> list[NDArray[np.float32]]:
+        """Log-probabilities of the second ids of each pair after the first, float32 [T]."""
+        from vllm import SamplingParams
+
+        self.wake()
+        whole = [[*map(int, prompt), *map(int, response)] for prompt, response in sequences]
+        options = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
+        outputs = self._llm.generate(_inputs(whole), options, use_tqdm=False)
+        return [
+            np.array(
+                [
+                    of[i].logprob
+                    for i, of in zip(ids[len(prompt) :], output.prompt_logprobs[len(prompt) :], strict=True)
+                ],
+                np.float32,
+            )
+            for ids, output, (prompt, _) in zip(whole, outputs, sequences, strict=True)
+        ]
+
+    def load(self, parts: Sequence[Any]) -> None:
+        """Put these weights (references to safetensors files as bytes) in the place of those it has."""
+        import ray
+
+        self.wake()
+        folder = Path(tempfile.mkdtemp(prefix="graftrl-weights-"))
+        try:
+            for number, part in enumerate(parts):
+                (folder / f"{number:05d}.safetensors").write_bytes(ray.get(part))
+            # vLLM's own way in place: weights that it keeps packed for its kernels are packed again.
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+        finally:
+            shutil.rmtree(folder)
+        self._llm.reset_prefix_cache()  # keys and values of the old weights
+
+    def sleep(self) -> None:
+        """Give the memory of cache and weights away, where it was made to."""
+        if self._options.sleeps and not self._asleep:
+            self._llm.sleep(level=1)
+            self._asleep = True
+
+    def wake(self) -> None:
+        if self._asleep:
+            self._llm.wake_up()
+            self._asleep = False
+
+
+def _inputs(prompts: Sequence[Ids]) -> list[Any]:
+    return [{"prompt_token_ids": [int(i) for i in ids]} for ids in prompts]

@@ -1,0 +1,115 @@
+"""Parts of the ray engine that need neither ray nor vllm."""
+
+import ast
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import graftrl
+from graftrl.config import parse_recipe
+from graftrl.engines.config import PolicyResources, RaySettings
+from graftrl.engines.ray.engine import _bundles, _probes, _slices
+from graftrl.engines.ray.trainer import merge_stats, parts
+from graftrl.errors import ConfigError
+from graftrl.policies.hf import UpdateStats
+from graftrl.rollout import Row
+
+
+def test_statistics_of_ranks_add_up_where_each_has_a_part():
+    def stats(loss, clipped, passed, signal, count):
+        return UpdateStats(
+            optimizer_steps=1, losses=[loss], grad_norms=[0.7], learning_rate=0.1, tokens=Counter(own=9),
+            clipped_tokens=Counter(own=clipped), token_sums={"signal": signal}, token_counts=Counter(signal=count),
+            passed_tokens=passed,
+        )  # fmt: skip
+
+    summary = merge_stats([stats(0.25, 2, 30, 1.0, 4), stats(-1.0, 1, 12, 2.0, 2)]).summary()
+    assert summary["loss"] == -0.75 and summary["grad_norm"] == 0.7 and summary["optimizer_steps"] == 1
+    assert summary["trained_tokens"] == {"own": 9} and summary["clipped_tokens"] == {"own": 3}
+    assert summary["token_means"] == {"signal": 0.5} and summary["passed_tokens"] == 42
+
+
+def test_weights_travel_in_parts_none_of_which_is_larger_than_it_must_be():
+    weights = {name: torch.zeros(size, dtype=torch.uint8) for name, size in (("a", 4), ("b", 5), ("c", 20), ("d", 1))}
+    assert [list(part) for part in parts(weights, 10)] == [["a", "b"], ["c"], ["d"]]
+    assert list(parts({}, 10)) == []
+
+
+@pytest.mark.parametrize(("count", "samplers"), [(7, 3), (2, 4), (0, 2), (6, 1)])
+def test_prompts_are_cut_into_near_equal_parts_in_their_order(count, samplers):
+    cut = [list(range(count))[part] for part in _slices(count, samplers)]
+    assert len(cut) == samplers and [*itertools.chain(*cut)] == list(range(count))
+    assert max(map(len, cut)) - min(map(len, cut)) <= 1
+
+
+def test_a_policy_asks_for_a_device_a_trainer_and_for_those_of_its_own_samplers():
+    own = PolicyResources(trainers=2, samplers=1, tensor_parallel=2)
+    assert _bundles(own, "GPU") == [{"GPU": 1.0}, {"GPU": 1.0}, {"GPU": 2.0}]
+    assert _bundles(PolicyResources(trainers=2, samplers=2, devices="shared"), "CPU") == [{"CPU": 1.0}, {"CPU": 1.0}]
+
+
+def test_samplers_on_shared_devices_must_fit_there():
+    with pytest.raises(ValueError, match="at most trainers"):
+        PolicyResources(trainers=1, samplers=2, devices="shared")
+    with pytest.raises(ValueError, match="tensor_parallel must be 1"):
+        PolicyResources(trainers=2, tensor_parallel=2, devices="shared")
+    assert (
+        PolicyResources(devices="shared").sampler_memory == 0.4
+        and PolicyResources(memory_share=0.6).sampler_memory == 0.6
+    )
+
+
+def test_the_tolerance_of_a_sync_follows_the_precision_unless_it_is_given():
+    assert RaySettings().tolerance("float32") < RaySettings().tolerance("bfloat16") < 1
+    assert RaySettings(sync_tolerance=0.5).tolerance("float32") == 0.5
+
+
+def test_the_longest_responses_are_compared_after_a_sync():
+    rows = [Row(f"p{n}", np.arange(3), np.arange(n), 0.0, "own", "m") for n in (2, 9, 1, 7, 5, 3)]
+    assert [len(response) for _, response in _probes(rows)] == [9, 7, 5, 3]
+
+
+@pytest.fixture
+def content(pair):
+    return {
+        "name": "toy", "engine": "ray", "method": "grpo", "models": {"A": {"path": pair["A"]}},
+        "task": {"kind": "hidden_programs"}, "training": {"steps": 1, "prompts_per_step": 4, "minibatch_prompts": 4},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"ray": {"resources": {"Z": {}}}}, "names 'Z', which is none of the models"),
+        ({"method": "es"}, "cannot search weights"),
+        ({"models": {"A": {"path": "x", "lora": {}}}}, "adapters"),
+        ({"models": {"A": {"path": "x.gguf"}}}, "GGUF"),
+    ],
+)
+def test_what_the_engine_cannot_do_is_refused_before_anything_loads(content, change, said):
+    with pytest.raises(ConfigError, match=said):
+        parse_recipe({**content, **change}, "test")
+    assert parse_recipe(content, "test").ray == RaySettings()
+
+
+def test_nothing_imports_ray_or_vllm_before_it_is_needed():
+    found = []
+    for file in Path(graftrl.__file__).parent.rglob("*.py"):
+        for node in ast.parse(file.read_text()).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            found += [(file.name, name) for name in names if name.split(".")[0] in ("ray", "vllm")]
+    assert found == []
+
+
+def test_missing_packages_are_one_clear_line(monkeypatch):
+    from graftrl.engines.ray import engine
+
+    monkeypatch.setattr(engine.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="needs the packages ray and vllm") as error:
+        engine._import_ray()
+    assert "\n" not in str(error.value)
