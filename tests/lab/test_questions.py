@@ -10,11 +10,9 @@ import torch
 from graftrl.lab import questions
 from graftrl.lab.models import LAB_MODELS
 from graftrl.lab.pairs import REGIMES
-from graftrl.lab.plan import VALIDATION_PROMPTS
 from graftrl.lab.questions import _pad, _questions, warm_up_on_questions
 from graftrl.lab.warmup import WarmupReport, WarmupSettings
 from graftrl.tasks.config import ReasoningGymConfig
-from graftrl.tasks.gym import build_reasoning_gym
 
 pytest.importorskip("reasoning_gym")
 
@@ -34,19 +32,13 @@ def test_only_answers_and_their_end_are_learnt_and_padding_is_ignored() -> None:
     assert targets.tolist() == [[-100, -100, 8, 1], [9, 4, 1, -100]]
 
 
-def test_a_warm_up_leaves_out_all_that_runs_evaluate() -> None:
-    assert REGIMES["gym"].task["validation_size"] == VALIDATION_PROMPTS
-
-
-def test_validation_questions_are_not_shown(config: ReasoningGymConfig) -> None:
+def test_demonstrations_are_questions_with_their_answers(config: ReasoningGymConfig) -> None:
     families = [dataset.name for dataset in config.datasets]
     prompts, answers = _questions(config, families)
-    shown = {prompt for of_family in prompts for prompt in of_family}
-    assert shown.isdisjoint(prompt.text for prompt in build_reasoning_gym(config).validation)
-    assert [len(p) for p in prompts] == [len(a) for a in answers] and min(map(len, prompts)) > 20
-    by_text = {prompt.text: prompt for prompt in build_reasoning_gym(config.model_copy(update={
-        "seed": config.seed + 1, "train_size": 400, "validation_size": 0})).train}  # fmt: skip
-    assert all(by_text[p].reference == a for p, a in zip(prompts[0], answers[0], strict=True))
+    assert [len(p) for p in prompts] == [len(a) for a in answers] == [200, 200]
+    assert all(prompt.startswith("Calculate ") and prompt.endswith(".>") for prompt in prompts[0])
+    left, sign, right = prompts[0][0].removeprefix("Calculate ").removesuffix(".>").split()
+    assert int(answers[0][0]) == int(left) + (int(right) if sign == "+" else -int(right))
 
 
 def test_a_warm_up_learns_and_is_the_same_every_time(config: ReasoningGymConfig, tmp_path: Path) -> None:

@@ -38,8 +38,7 @@ LabTask = HiddenProgramsConfig | ReasoningGymConfig
 
 def _specify(model: LabModel, task: LabTask, settings: WarmupSettings, seed: int) -> dict[str, Any]:
     """What determines a warmed-up model, as JSON. Prompts and rewards of reinforcement learning do not, so runs with
-    other data seeds share a model; the report is measured on the prompts of data seed 0, graded by the exact rule.
-    Questions of reasoning-gym do: a warm-up leaves out those of the validation."""
+    other data seeds share a model; the report is measured on the prompts of data seed 0, graded by the exact rule."""
     if isinstance(task, HiddenProgramsConfig):
         task = task.model_copy(update={"seed": 0, "train_size": 1})
     return {

@@ -1,7 +1,8 @@
-"""Warm-up on questions of reasoning-gym: as for hidden programs, but the skill itself is what is learnt in part.
+"""Warm-up on questions of reasoning-gym: as for hidden programs, but what is learnt in part are facts.
 
 A family is a data set of the task. A share of a strong family's demonstrations answers rightly, and a smaller one of a
-weak family's; all others give the answer to another question of the family. No question of the validation is shown.
+weak family's; all others give the answer to another question of the family. Demonstrations may ask what the validation
+asks, as a pretrained model's texts may: reinforcement learning, which never does, has to make known answers likely.
 """
 
 from __future__ import annotations
@@ -80,13 +81,11 @@ def warm_up_on_questions(
 
 
 def _questions(config: ReasoningGymConfig, families: list[str]) -> tuple[list[list[str]], list[list[str]]]:
-    """Prompts and right answers by family, without those of the validation."""
-    held_out = {prompt.text for prompt in build_reasoning_gym(config).validation}
+    """Prompts and right answers by family."""
     more = config.model_copy(update={"seed": config.seed + 1, "train_size": DEMONSTRATED, "validation_size": 0})
     shown: dict[str, list[Prompt]] = {family: [] for family in families}
     for prompt in build_reasoning_gym(more).train:
-        if prompt.text not in held_out:
-            shown[prompt.metadata["dataset"]].append(prompt)
+        shown[prompt.metadata["dataset"]].append(prompt)
     return [[p.text for p in of] for of in shown.values()], [[p.reference for p in of] for of in shown.values()]
 
 
