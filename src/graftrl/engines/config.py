@@ -48,7 +48,7 @@ class RaySettings(Settings):
     resources: per model; what is not named takes the defaults.
     sync_tolerance: most nats per token, on average over a few sequences, between sampler and trainer after a weight
         sync; none: 0.01 in float32, 0.2 in bfloat16.
-    timeout_s: how long one piece of work of a worker may take; beyond it the run stops with an error, to be resumed.
+    timeout_s: how long one piece of work of a worker may take; beyond it the worker counts as lost.
     """
 
     address: str | None = None
