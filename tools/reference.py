@@ -22,17 +22,22 @@ sys.path.insert(0, str(Path(__file__).parent))
 from docstrings import taken_apart
 
 from graftrl.cli import app
-from graftrl.config import Recipe, TrainingSettings
+from graftrl.config import Recipe
 from graftrl.lab.programs import HiddenProgramsConfig
 from graftrl.logs.config import PeerSettings
 from graftrl.methods import METHODS, PRESETS
 from graftrl.methods.distillation import DistillationSettings
 from graftrl.methods.grpo import ClipSettings
-from graftrl.policies.config import ModelSettings, SamplingSettings, ScorerSettings
+from graftrl.policies.config import ModelSettings, ScorerSettings
 from graftrl.tasks.config import CodeConfig, DataSource, FunctionConfig, GymDataset, MathConfig, ReasoningGymConfig
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 MADE = "<!-- Made by `make reference` from the code; edit the docstrings and help texts there. -->\n"
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
 
 # The recipe's sections in the order of the page: heading, what is said of it, settings.
 SECTIONS: list[tuple[str, str, type[BaseModel]]] = [
@@ -49,11 +54,7 @@ SECTIONS: list[tuple[str, str, type[BaseModel]]] = [
     ("task: kind function", "Guide: [tasks](../how-to/tasks.md).", FunctionConfig),
     ("task: kind hidden_programs", "See [the laboratory](../lab.md).", HiddenProgramsConfig),
     ("task.train, task.validation", "Sources of problems.", DataSource),
-    ("sampling", "", SamplingSettings),
-    ("training", "", TrainingSettings),
-    ("evaluation", "", Recipe.model_fields["evaluation"].annotation),  # type: ignore[list-item]
-    ("checkpoint", "", Recipe.model_fields["checkpoint"].annotation),  # type: ignore[list-item]
-    ("verification", "", Recipe.model_fields["verification"].annotation),  # type: ignore[list-item]
+    *((name, "", field.annotation) for name, field in Recipe.model_fields.items() if _is_section(field.annotation)),
 ]
 
 # Options that several methods have, listed once.

@@ -11,10 +11,12 @@ import polars as pl
 import pytest
 import torch
 
+import graftrl
 from graftrl.lab.cache import SHIPPED
 from graftrl.logs.reader import RolloutLog
 
 ROOT = Path(__file__).parents[2]
+READ_A_RUN = ("lab.md", "run-folder.md", "how-to/logs.md")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 
@@ -22,7 +24,7 @@ def blocks(page):
     """Python blocks in order; one whose first line names a file, such as `# task.py`, with that name."""
     found = []
     for code in re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.DOTALL | re.MULTILINE):
-        name = re.match(r"# (\w+\.py)\n", code)
+        name = re.match(r"# (\w+\.py)\b", code)
         found.append((name and name[1], code))
     return found
 
@@ -40,7 +42,7 @@ def place(tmp_path, monkeypatch):
     torch.set_num_threads(1)
     yield tmp_path
     torch.set_num_threads(threads)
-    for name in ("task", "pair", "shortest"):
+    for name in ("task", "pair", "shortest", "my_task", "my_reward"):
         sys.modules.pop(name, None)
 
 
@@ -95,6 +97,34 @@ def test_own_method(place, capsys):
     exchange = pl.read_parquet(place / "runs" / "shortest" / "exchange" / "*.parquet")
     assert set(exchange["status"]) == {"admitted"} and (exchange["reward"] == 1).all()
     assert exchange.select("step", "receiver", "prompt_id").is_duplicated().sum() == 0
+
+
+def test_own_reward(place, capsys):
+    """The verifiers of the page grade what the page says, and a run with one of them trains."""
+    run("how-to/tasks.md", place)
+    assert capsys.readouterr().out == "1.0 correct\n0.0 wrong answer\n0.5 right, but not at once\n"
+
+
+def test_blocks_that_read_a_run(place, capsys):
+    """The blocks of other pages, on a short run under the names that they use."""
+    graftrl.train(
+        "recipes/quickstart.yaml",
+        {"training.steps": 2, "training.prompts_per_step": 8, "evaluation.prompts": 12, "checkpoint.every": 2},
+        run="runs/first",
+    )
+    for page in READ_A_RUN:
+        for _, code in blocks(page):
+            code = code.replace("FOLDER", "runs/first").replace("step-000060", "step-000002")
+            exec(compile(code, page, "exec"), {"__name__": "__main__"})
+    assert "[" in capsys.readouterr().out  # rewards of the log's groups
+
+
+def test_the_python_of_every_page_is_run():
+    """By a test of this file, or of test_commands.py: the tutorial's."""
+    pages = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
+    with_code = {page for page in pages if blocks(page)}
+    tested = {"how-to/python.md", "how-to/trl.md", "how-to/own-method.md", "how-to/tasks.md", "tutorial.md"}
+    assert with_code == tested | set(READ_A_RUN)
 
 
 def test_every_guide_that_is_linked_exists():
