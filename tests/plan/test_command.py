@@ -127,6 +127,20 @@ def test_devices_and_kinds_by_policy():
     assert layout_of(recipe, PlanRequest(PAIR)).shared
 
 
+def test_the_resources_of_a_ray_recipe_are_its_layout():
+    resources = ["engine=ray", "ray.resources.smollm3={trainers: 4, samplers: 4, devices: shared}",
+                 "ray.resources.qwen3={trainers: 2, samplers: 3}"]  # fmt: skip
+    layout = layout_of(load_recipe(PAIR, resources), PlanRequest(PAIR))
+    assert layout.devices == {"smollm3": 4, "qwen3": 2} and layout.samplers == {"qwen3": 3}
+    assert layout.count == 9 and layout.sampler and not layout.shared
+    found = plan(*resources, device=["h200"])
+    assert found.count == 9 and "qwen3 on 2 x h200 + 3 for sampling" in found.layout
+    assert found.used["other role"] > 0
+    memory = found.policies[1].memory
+    assert found.peak["qwen3"] == max(memory.training - memory.sampler, memory.sampler + memory.cache + memory.logits)
+    assert plan(*resources, device=["h200"], devices=["2"]).used["other role"] == 0  # an option wins
+
+
 def test_numbers_of_a_device_can_be_set():
     device = with_numbers(DEVICES["h100"], ["tflops=500", "bandwidth=2000", "memory=96", "products=0.55", "node=4"])
     assert (device.bf16, device.bandwidth, device.memory, device.products, device.node) == (5e14, 2e12, 96e9, 0.55, 4)

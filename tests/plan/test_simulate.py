@@ -185,6 +185,18 @@ def test_the_devices_time_is_accounted_for(shared, devices):
     assert step.waits == {"A": 0.0, "B": 0.0} if shared else step.waits["A"] > step.waits["B"]
 
 
+def test_devices_for_samplers_alone_idle_while_the_others_train():
+    apart = replace(member("A", 4, device=DEVICES["h100"]), samplers=2)
+    load = workload(16, 4, "A")
+    step, _ = mean_step([apart], load, shared=False, steps=2, seed=5)
+    assert step.devices == 6 and sum(step.used.values()) == pytest.approx(6 * step.total)
+    # Four wait while two sample, two while four score and train.
+    other = 4 * step.seconds["sampling"] + 2 * (step.seconds["scoring"] + step.seconds["training"])
+    assert step.used["other role"] == pytest.approx(other)
+    alone, _ = mean_step([member("A", 2, device=DEVICES["h100"])], load, shared=False, steps=2, seed=5)
+    assert step.seconds["sampling"] == pytest.approx(alone.seconds["sampling"])
+
+
 def test_the_same_seed_draws_the_same_lengths_on_any_devices():
     found = [mean_step([member(devices=n)], workload(16, 4, "A"), shared=True, steps=2, seed=3)[0] for n in (1, 8)]
     assert found[0].tokens == found[1].tokens

@@ -80,10 +80,21 @@ def run_plan(request: PlanRequest) -> Plan:
 
 
 def layout_of(recipe: Recipe, request: PlanRequest) -> Layout:
-    """One device that all policies share unless more is asked for. Raises ConfigError."""
+    """What the options say; else the resources of a recipe for the engine ray; else one device that all policies share.
+
+    Raises:
+        ConfigError: an option that cannot be read, or a layout that cannot be.
+    """
     counts = by_policy(recipe, request.devices, "--devices", _count)
+    samplers: dict[str, int] = {}
+    if recipe.engine == "ray" and not counts and request.own is None:
+        for name in recipe.models:
+            of_model = recipe.ray.of(name)
+            counts[name] = of_model.trainers
+            if of_model.devices == "own":
+                samplers[name] = of_model.samplers * of_model.tensor_parallel
     names = by_policy(recipe, request.device, "--device", _text)
-    own = request.own if request.own is not None else len(set(counts.values())) > 1
+    own = request.own if request.own is not None else recipe.engine == "ray" or len(set(counts.values())) > 1
     devices = {name: counts.get(name, 1) for name in recipe.models}
     kinds: dict[str, Device] = {}
     made: dict[str, Device] = {}
@@ -92,12 +103,13 @@ def layout_of(recipe: Recipe, request: PlanRequest) -> Layout:
         if kind not in made:
             made[kind] = with_numbers(this_machine() if kind == "here" else device_named(kind), request.numbers)
         kinds[name] = made[kind]
-    several = own or max(devices.values()) > 1
+    several = own or recipe.engine == "ray" or max(devices.values()) > 1
     layout = Layout(
         devices=devices,
         kinds=kinds,
-        shared=not own or len(recipe.models) == 1,
+        shared=not own,
         sampler=several if request.sampler is None else request.sampler,
+        samplers=samplers,
     )
     check_layout(layout)
     return layout

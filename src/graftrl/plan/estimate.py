@@ -28,16 +28,18 @@ _MORE = (2, 4, 8, 16, 32)  # times as many devices, tried in this order
 class Layout:
     """devices: per policy, how many and of which kind. shared: all policies take turns on the same ones. sampler: each
     policy samples with an engine of its own (vLLM) beside its trainer; else with its training weights (local engine).
+    samplers: per policy, devices for its samplers alone, besides the others; without them the same ones do both.
     """
 
     devices: Mapping[str, int]
     kinds: Mapping[str, Device]
     shared: bool
     sampler: bool
+    samplers: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
-        return (max if self.shared else sum)(self.devices.values())
+        return (max if self.shared else sum)(n + self.samplers.get(name, 0) for name, n in self.devices.items())
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class Plan:
     name: str
     method: str
     layout: str
+    shared: bool
     count: int
     policies: list[PolicyPlan]
     frozen: int
@@ -141,6 +144,7 @@ def make_plan(
         name=recipe.name,
         method=recipe.method.name,
         layout=_describe(layout),
+        shared=layout.shared,
         count=layout.count,
         policies=[
             PolicyPlan(
@@ -184,7 +188,7 @@ def shares(step: Step) -> dict[str, float]:
 
 def _memory(recipe: Recipe, name: str, shape: ModelShape, settings: ModelSettings, layout: Layout) -> MemoryEstimate:
     devices = layout.devices[name]
-    rows = -(-recipe.training.prompts_per_step * recipe.training.group_size // devices)
+    rows = -(-recipe.training.prompts_per_step * recipe.training.group_size // (layout.samplers.get(name) or devices))
     return memory_of(shape, settings, recipe.sampling, devices=devices, sampler=layout.sampler, rows=rows)
 
 
@@ -225,7 +229,10 @@ def _peaks(layout: Layout, memories: Mapping[str, MemoryEstimate], frozen: int) 
     """Bytes on a device at the peak, by policy; of shared devices one number under all names."""
     if layout.shared:
         return dict.fromkeys(memories, together(memories.values()) + frozen)
-    return {name: memory.peak + frozen for name, memory in memories.items()}
+    return {
+        name: (memory.peak_apart if layout.samplers.get(name) else memory.peak) + frozen
+        for name, memory in memories.items()
+    }
 
 
 def _warnings(layout: Layout, peak: Mapping[str, int]) -> list[str]:
@@ -319,7 +326,7 @@ def _members(
             for frozen in readers
             if frozen.policy in (None, name)
         )
-        found.append(Member(name, speed, layout.devices[name], rescored, of_policy))
+        found.append(Member(name, speed, layout.devices[name], rescored, of_policy, layout.samplers.get(name, 0)))
     return found
 
 
@@ -327,7 +334,7 @@ def _time_advice(mean: Step, layout: Layout, members: Sequence[Member]) -> list[
     found = []
     used = shares(mean)
     if not layout.shared and len(members) > 1 and used["slower peer"] > 0.1:
-        work = {m.name: m.devices * sum(mean.phases_of[m.name].get(p, 0.0) for p in PHASES) for m in members}
+        work = {m.name: m.all_devices * sum(mean.phases_of[m.name].get(p, 0.0) for p in PHASES) for m in members}
         whole = sum(work.values())
         split = ", ".join(f"{name}={max(1, round(layout.count * part / whole))}" for name, part in work.items())
         found.append(
@@ -357,7 +364,7 @@ def scaling(
         if len(members) > 1 and count % len(members) == 0:
             placements.append(("own", count // len(members)))
         for placement, each in placements:
-            at = [replace(m, devices=each) for m in members]
+            at = [replace(m, devices=each, samplers=0) for m in members]
             free = [replace(m, speed=replace(m.speed, device=without_communication(m.speed.device))) for m in at]
             shared = placement == "shared"
             mean, seconds = mean_step(at, workload, shared=shared, steps=steps, seed=seed)
@@ -388,7 +395,8 @@ def _describe(layout: Layout) -> str:
     kinds = {name: layout.kinds[name].name for name in layout.devices}
     if layout.shared:
         return f"{layout.count} x {next(iter(kinds.values()))}, shared in turn"
-    return ", ".join(f"{name} on {n} x {kinds[name]}" for name, n in layout.devices.items())
+    split = {name: f" + {layout.samplers[name]} for sampling" if layout.samplers.get(name) else "" for name in kinds}
+    return ", ".join(f"{name} on {n} x {kinds[name]}{split[name]}" for name, n in layout.devices.items())
 
 
 def check_layout(layout: Layout) -> None:

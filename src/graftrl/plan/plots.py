@@ -35,6 +35,10 @@ def memory(plan: Plan) -> Any:
                 left += size
             labels.append(f"{policy.name}, {phase}")
             at += 1
+    if plan.shared and len(plan.policies) > 1:
+        axis.barh(at, next(iter(plan.peak.values())) / GIB, color=MUTED, height=0.7)
+        labels.append("in turn, at most")
+        at += 1
     for limit in sorted({policy.available / GIB for policy in plan.policies}):
         axis.axvline(limit, color=MUTED, linestyle="--", linewidth=1.2)
     axis.set_yticks(range(at), labels)
@@ -86,14 +90,17 @@ def scaling(plan: Plan) -> Any:
 def where(plan: Plan) -> Any:
     """Shares of the devices' time by number of devices."""
     placements = [name for name in ("shared", "own") if any(p.placement == name for p in plan.scaling)]
+    losses = {
+        name: color for name, color in zip(LOSSES, COLORS, strict=False) if any(p.shares[name] for p in plan.scaling)
+    }
     figure, axes = panels(len(placements), size=(9.2, 3.6))
     for axis, placement in zip(axes, placements, strict=True):
         points = [p for p in plan.scaling if p.placement == placement]
         axis.stackplot(
             [p.devices for p in points],
-            *([p.shares[name] for p in points] for name in LOSSES),
-            colors=COLORS[: len(LOSSES)],
-            labels=LOSSES,
+            *([p.shares[name] for p in points] for name in losses),
+            colors=list(losses.values()),
+            labels=list(losses),
         )
         axis.set_xscale("log", base=2)
         axis.set_xticks([p.devices for p in points], [str(p.devices) for p in points], rotation=60, fontsize=8)

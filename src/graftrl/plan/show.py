@@ -92,18 +92,17 @@ def _devices_time(plan: Plan) -> Table:
 def _scaling(plan: Plan) -> Table:
     table = _table(
         "the same step on more devices (simulated)",
-        "devices", "placement", "s", "speed-up", "work", "tail", "peer", "exchange", "grading", "comm.",
+        "devices", "placement", "s", "speed-up", "work", "tail", "peer", "role", "exchange", "grading", "comm.",
         "most goes to",
     )  # fmt: skip
-    first = {point.placement: point for point in reversed(plan.scaling)}
+    first = plan.scaling[0]
     for point in plan.scaling:
-        base = first[point.placement]
         bound = point.bound if point.bound != "slower peer" else f"slower peer ({point.slower})"
         table.add_row(
             f"{point.devices:,}",
             point.placement,
             f"{point.seconds:,.1f}",
-            f"{base.seconds / point.seconds * base.devices:,.1f}",
+            f"{first.seconds / point.seconds * first.devices:,.1f}",
             *(f"{share:.0%}" for share in point.shares.values()),
             bound,
         )

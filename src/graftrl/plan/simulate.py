@@ -19,7 +19,7 @@ from graftrl.plan.speed import Lengths, Part, Speed, joined
 from graftrl.plan.workload import Workload
 
 PHASES = ("sampling", "grading", "exchange", "scoring", "training", "sync")
-LOSSES = ("work", "tail", "slower peer", "exchange", "grading", "communication")
+LOSSES = ("work", "tail", "slower peer", "other role", "exchange", "grading", "communication")
 
 
 class Clock:
@@ -115,13 +115,19 @@ class SamplingDevice:
 @dataclass(frozen=True)
 class Member:
     """One policy and how many devices it works on. rescored: its own log-probabilities are computed again before
-    training. readers: frozen models that read what it trains on, each whole on every device."""
+    training. readers: frozen models that read what it trains on, each whole on every device. samplers: devices that
+    only sample, besides the others, which then do not; 0: the same devices do both."""
 
     name: str
     speed: Speed
     devices: int
     rescored: bool = False
     readers: tuple[Speed, ...] = ()
+    samplers: int = 0
+
+    @property
+    def all_devices(self) -> int:
+        return self.devices + self.samplers
 
     @property
     def continuous(self) -> bool:
@@ -150,7 +156,7 @@ def simulate(
     members: Sequence[Member], workload: Workload, lengths: Mapping[str, Sequence[int]], *, shared: bool
 ) -> Step:
     """One step with these response lengths (per policy, [prompts * group], group after group)."""
-    devices = max(m.devices for m in members) if shared else sum(m.devices for m in members)
+    devices = (max if shared else sum)(m.all_devices for m in members)
     step = Step(devices)
     for m in members:
         step.phases_of[m.name] = {}
@@ -163,12 +169,15 @@ def simulate(
         step.seconds[phase] += wall
         booked = 0.0
         for m in members:
-            part = parts[m.name]
+            part, at_work = parts[m.name], m.devices
+            if m.samplers and phase in ("sampling", "sync"):
+                at_work = m.samplers if phase == "sampling" else m.all_devices
             step.phases_of[m.name][phase] = step.phases_of[m.name].get(phase, 0.0) + part.wall
             step.used["work"] += part.busy
-            step.used["communication"] += m.devices * (part.wall - part.compute)
-            step.used["tail"] += m.devices * part.compute - part.busy
-            booked += m.devices * part.wall
+            step.used["communication"] += at_work * (part.wall - part.compute)
+            step.used["tail"] += at_work * part.compute - part.busy
+            step.used["other role"] += (m.all_devices - at_work) * part.wall
+            booked += m.all_devices * part.wall
             if not in_turn:
                 step.waits[m.name] += wall - part.wall
         step.used[rest] += devices * wall - booked
@@ -203,7 +212,7 @@ def simulate(
     spend("training", {m.name: training(m, workload.epochs, trained[m.name]) for m in members}, in_turn=shared,
           rest="slower peer")  # fmt: skip
 
-    synced = {m.name: m.speed.sync_seconds(m.devices) for m in members}
+    synced = {m.name: m.speed.sync_seconds(m.all_devices) for m in members}
     parts = {m.name: Part(synced[m.name], 0.0, 0.0) for m in members}
     spend("sync", parts, in_turn=shared, rest="slower peer")
     return step
@@ -212,10 +221,11 @@ def simulate(
 def sampling(member: Member, workload: Workload, lengths: Sequence[int]) -> Part:
     """Response r of prompt g goes to device (g + prompts * r) mod devices: groups stay together while there are fewer
     devices than prompts, and a device of twice as many has a part of what one had before."""
+    count = member.samplers or member.devices
     of_device: dict[int, list[tuple[int, int]]] = {}
     for i, length in enumerate(lengths):
         prompt, r = divmod(i, workload.group)
-        of_device.setdefault((prompt + workload.prompts * r) % member.devices, []).append((prompt, int(length)))
+        of_device.setdefault((prompt + workload.prompts * r) % count, []).append((prompt, int(length)))
     clock = Clock()
     slots = member.speed.settings.sample_rows
     if not member.continuous:

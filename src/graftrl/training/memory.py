@@ -50,6 +50,11 @@ class MemoryEstimate:
     def peak(self) -> int:
         return max(self.training, self.sampling)
 
+    @property
+    def peak_apart(self) -> int:
+        """Of the fuller device where trainers and samplers have devices of their own."""
+        return max(self.training - self.sampler, self.sampler + self.cache + self.logits)
+
 
 def together(estimates: Iterable[MemoryEstimate]) -> int:
     """The peak of policies that take turns on one device: what stays of all, and the most that one adds at work."""
