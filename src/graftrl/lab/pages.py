@@ -185,8 +185,9 @@ def _score_row(
 
 
 def _before(page: Page, pair: Pair | Transfer) -> str:
-    first = page.of(pair)[0]
-    return "Before training: " + ", ".join(f"{m} {o.before:.3f}" for m, o in first.outcomes.items()) + "."
+    outcomes = [result.outcomes for result in page.of(pair)]
+    means = {m: np.mean([of_run[m].before for of_run in outcomes]) for m in outcomes[0]}
+    return "Before training: " + ", ".join(f"{m} {mean:.3f}" for m, mean in means.items()) + "."
 
 
 def curves(page: Page) -> str:
