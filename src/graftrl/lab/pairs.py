@@ -228,7 +228,7 @@ REGIMES: dict[str, Regime] = {
             "mixed",
             "lists of 9 digits, other programs, model C with another separator, 5 % of wrong lists count as right",
             task={"length": 9, "program_seed": 4, "false_positives": 0.05},
-            warmup={"A": {"steps": 900}, "C": {"separator": " - ", "steps": 1200}},
+            warmup={"A": {"steps": 650}, "C": {"separator": " - ", "steps": 800}},
             recipe=("sampling.max_response_tokens=40",),
             models=("A", "C"),
             held_out=True,
@@ -236,7 +236,7 @@ REGIMES: dict[str, Regime] = {
         Regime(
             "one-sided",
             "model B is strong in every family, model C in two of twelve",
-            warmup={"B": {"strong_period": 1, "strong_offset": 0}, "C": {"strong_period": 6}},
+            warmup={"B": {"strong_period": 1, "strong_offset": 0}, "C": {"strong_period": 6, "steps": 800}},
             models=("B", "C"),
             held_out=True,
         ),
