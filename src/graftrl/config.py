@@ -204,8 +204,6 @@ class Recipe(Settings):
         method, unable = self.build_method(), "engine: ray cannot {} yet; set engine: local"
         if isinstance(method, SearchesWeights):
             raise ValueError(unable.format(f"search weights, as method {method.settings.name!r} does,"))
-        if isinstance(method, UsesScorers) and method.scorers:
-            raise ValueError(unable.format(f"read scorers, as method {method.settings.name!r} does,"))
         for name, settings in self.models.items():
             if settings.lora is not None:
                 raise ValueError(unable.format(f"train adapters (models.{name}.lora)"))

@@ -16,7 +16,7 @@ from graftrl.objective.importance import Gap
 from graftrl.policies.codec import Codec
 from graftrl.policies.config import SamplingSettings
 from graftrl.policies.hf import UpdateStats
-from graftrl.policies.scorers import Scorer
+from graftrl.policies.scorers import ScorerCodec
 from graftrl.rollout import Group, Prompt, Row
 
 
@@ -25,7 +25,7 @@ class Engine(Protocol):
     def codecs(self) -> Mapping[str, Codec]: ...
 
     @property
-    def scorers(self) -> Mapping[str, Scorer]:
+    def scorers(self) -> Mapping[str, ScorerCodec]:
         """The frozen models that the recipe's method reads."""
         ...
 

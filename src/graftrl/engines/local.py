@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from graftrl.config import Recipe
-from graftrl.methods.extensions import UsesScorers
+from graftrl.engines.scorers import open_scorers
 from graftrl.objective import Objective
 from graftrl.objective.importance import Gap
 from graftrl.policies.config import SamplingSettings
@@ -19,7 +19,6 @@ from graftrl.policies.frozen import FrozenWeights
 from graftrl.policies.hf import HFPolicy, UpdateStats
 from graftrl.policies.loading import check_context
 from graftrl.policies.perturbation import add_directions, perturbed
-from graftrl.policies.scorers import open_scorer
 from graftrl.rollout import Group, Prompt, Row
 
 
@@ -39,17 +38,7 @@ class LocalEngine:
         for name, policy in self.policies.items():
             check_context(name, policy.loaded.causal_lm, recipe.sampling)
         self.codecs = {name: policy.codec for name, policy in self.policies.items()}
-        method = recipe.build_method()
-        self.scorers = {
-            name: open_scorer(name, recipe.scorers[name], self.frozen)
-            for name in (method.scorers if isinstance(method, UsesScorers) else ())
-        }
-        for name, scorer in self.scorers.items():
-            check_context(name, scorer.model.passes.loaded.causal_lm, recipe.sampling)
-        mixture = method.objective(0).mixture
-        for name in mixture.weights if mixture is not None else ():
-            if name in self.scorers:
-                self.scorers[name].model.keep_hidden = True
+        self.scorers = open_scorers(recipe, self.frozen)
         self.notes = [
             *(note for policy in self.policies.values() for note in policy.notes),
             *(note for scorer in self.scorers.values() for note in scorer.notes),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,11 @@ from graftrl.rollout import Prompt
 
 
 @dataclass(frozen=True)
-class Scorer:
-    """A frozen model by its name in the recipe. For a method it is a codec, whose prompts come in the context."""
+class ScorerCodec:
+    """What a method knows of a scorer: a codec, whose prompts come in the context. name: in the recipe."""
 
     name: str
     template: str
-    model: FrozenModel
     codec: Codec
     notes: tuple[str, ...] = ()
 
@@ -54,6 +53,13 @@ class Scorer:
         return self.codec.prompt_token_ids(in_context(prompt, self.template, self.name))
 
 
+@dataclass(frozen=True)
+class Scorer(ScorerCodec):
+    """A scorer with its weights."""
+
+    model: FrozenModel = field(kw_only=True)
+
+
 def open_scorer(name: str, settings: ScorerSettings, frozen: FrozenWeights) -> Scorer:
     """Load a scorer, or find its weights loaded already. Raises ModelError as `FrozenWeights.model`."""
     settings = resolved(name, settings)
@@ -61,7 +67,7 @@ def open_scorer(name: str, settings: ScorerSettings, frozen: FrozenWeights) -> S
     loaded = model.passes.loaded
     with model.using():
         codec, notes = make_codec(name, settings, loaded.causal_lm, loaded.codec.tokenizer)
-    return Scorer(name, settings.template, model, codec, notes)
+    return Scorer(name, settings.template, codec, notes, model=model)
 
 
 def resolved(name: str, settings: ScorerSettings) -> ScorerSettings:

@@ -24,7 +24,9 @@ from numpy.typing import NDArray
 from graftrl.config import Recipe
 from graftrl.engines.config import PolicyResources
 from graftrl.engines.ray.sampler import Drawn, Sampler, SamplerOptions
+from graftrl.engines.ray.spread import spread
 from graftrl.engines.ray.trainer import Trainer, merge_stats
+from graftrl.engines.scorers import scorer_names
 from graftrl.errors import ConfigError, GraftrlError, NumericsError, RunError, WorkerLost
 from graftrl.objective import Objective
 from graftrl.objective.importance import Gap, logprob_gap
@@ -32,7 +34,8 @@ from graftrl.policies.codec import Codec
 from graftrl.policies.config import ModelSettings, SamplingSettings
 from graftrl.policies.hf import UpdateStats
 from graftrl.policies.loading import check_context, load_skeleton, resolve
-from graftrl.policies.scorers import Scorer
+from graftrl.policies.passes import row_length
+from graftrl.policies.scorers import ScorerCodec, resolved
 from graftrl.rollout import Group, Prompt, Response, Row
 from graftrl.seeds import derive_seed
 
@@ -67,12 +70,15 @@ class RayEngine:
     def __init__(self, recipe: Recipe, checkpoint: Path | None = None) -> None:
         self._ray = _import_ray()
         self._recipe, self._limits = recipe, recipe.sampling
-        self.scorers: dict[str, Scorer] = {}
         self._sync_gaps: dict[str, Gap] = {}
         self.codecs: dict[str, Codec] = {}
         for name, settings in recipe.models.items():
             skeleton, self.codecs[name] = load_skeleton(name, settings)
             check_context(name, skeleton, recipe.sampling)
+        self.scorers: dict[str, ScorerCodec] = {}
+        for name in scorer_names(recipe):
+            scorer = resolved(name, recipe.scorers[name])
+            self.scorers[name] = ScorerCodec(name, scorer.template, load_skeleton(name, scorer)[1])
         self._started = not self._ray.is_initialized()
         if self._started:
             self._connect()
@@ -109,8 +115,7 @@ class RayEngine:
                 name: [
                     trainer.open.remote(
                         addresses[name][0],
-                        workers.settings,
-                        self._limits,
+                        _placed(self._recipe, workers.settings.device),
                         None if checkpoint is None else checkpoint.absolute() / name,
                     )
                     for trainer in workers.trainers
@@ -119,9 +124,10 @@ class RayEngine:
             }
         )
         for name, of_ranks in opened.items():
-            self.codecs[name].prepend_bos = of_ranks[0].prepend_bos
+            for one, prepends in of_ranks[0].prepend_bos.items():
+                (self.codecs[one] if one == name else self.scorers[one].codec).prepend_bos = prepends
             self._workers[name].stale = checkpoint is not None
-        return [note for of_ranks in opened.values() for note in of_ranks[0].notes]
+        return list(dict.fromkeys(note for of_ranks in opened.values() for note in of_ranks[0].notes))
 
     def _place(self, name: str, settings: ModelSettings, resources: PolicyResources, kind: str) -> _Workers:
         from ray.util.placement_group import placement_group
@@ -135,9 +141,7 @@ class RayEngine:
                 f"ray.resources.{name}: the cluster has no room for {bundles}; it has "
                 f"{self._ray.available_resources()} left. Ask for less, or set devices: shared"
             )
-        settings = settings.model_copy(
-            update={"device": "cuda" if kind == "GPU" else "cpu", "path": _absolute(name, settings)}
-        )
+        settings = _placed(self._recipe, "cuda" if kind == "GPU" else "cpu").models[name]
 
         def actor(cls: type, bundle: int, devices: float) -> Any:
             return self._ray.remote(cls).options(
@@ -222,9 +226,24 @@ class RayEngine:
     def score(self, model: str, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
         if not rows:
             return []
+        if model in self.scorers:
+            return self._read(model, rows)
         shared = self._ray.put(list(rows))
         of_ranks = self._all({model: [t.score.remote(shared) for t in self._workers[model].trainers]})[model]
         return [next(np.array(part[i]) for part in of_ranks if len(part[i])) for i in range(len(rows))]
+
+    def _read(self, scorer: str, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+        """A scorer's log-probabilities; all trainers hold it, and share the rows."""
+        trainers = [trainer for workers in self._workers.values() for trainer in workers.trainers]
+        dealt = spread([row_length(row) for row in rows], len(trainers))
+        pairs = [(trainer, of_one) for trainer, of_one in zip(trainers, dealt, strict=True) if of_one]
+        read = self._get([trainer.read.remote(scorer, [rows[i] for i in of_one]) for trainer, of_one in pairs])
+        found = {
+            i: np.array(values)
+            for (_, of_one), scores in zip(pairs, read, strict=True)
+            for i, values in zip(of_one, scores, strict=True)
+        }
+        return [found[i] for i in range(len(rows))]
 
     def generation_gap(self, model: str, rows: Sequence[Row]) -> float:
         known = [row for row in rows if row.old_logprobs is not None]
@@ -371,10 +390,26 @@ def _bundles(resources: PolicyResources, kind: str) -> list[dict[str, float]]:
     return [dict(of_trainer) for _ in range(resources.trainers)] + [dict(of_sampler) for _ in range(own)]
 
 
-def _absolute(name: str, settings: ModelSettings) -> str:
-    """Workers run in folders of their own. A hub id stays as it is."""
-    path = Path(resolve(name, settings))
-    return str(path.absolute()) if path.exists() else settings.path
+def _placed(recipe: Recipe, device: str) -> Recipe:
+    """The recipe as it holds in a worker: on this device, and with paths that do not depend on the working folder."""
+
+    def place(name: str, settings: Any) -> Any:
+        changed: dict[str, Any] = {"device": device, "path": _absolute(resolve(name, settings))}
+        if getattr(settings, "adapter", None):
+            changed["adapter"] = _absolute(settings.adapter)
+        return settings.model_copy(update=changed)
+
+    return recipe.model_copy(
+        update={
+            "models": {name: place(name, settings) for name, settings in recipe.models.items()},
+            "scorers": {name: place(name, settings) for name, settings in recipe.scorers.items()},
+        }
+    )
+
+
+def _absolute(path: str) -> str:
+    """A hub id stays as it is."""
+    return str(Path(path).absolute()) if Path(path).exists() else path
 
 
 def _slices(count: int, parts: int) -> list[slice]:

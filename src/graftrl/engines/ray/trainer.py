@@ -17,8 +17,10 @@ from safetensors.torch import save
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from graftrl.config import Recipe
+from graftrl.engines.scorers import open_scorers
 from graftrl.objective import Objective
-from graftrl.policies.config import ModelSettings, SamplingSettings
+from graftrl.policies.frozen import FrozenWeights
 from graftrl.policies.hf import HFPolicy, UpdateStats
 from graftrl.rollout import Row
 
@@ -27,9 +29,9 @@ _PART_BYTES = 1 << 30  # of the weights that travel to a sampler at once
 
 @dataclass(frozen=True)
 class Opened:
-    """What the driver must know of a loaded policy."""
+    """What the driver must know of a loaded policy and of the scorers beside it. prepend_bos: of each, by name."""
 
-    prepend_bos: bool
+    prepend_bos: dict[str, bool]
     notes: tuple[str, ...]
 
 
@@ -40,6 +42,7 @@ class Trainer:
         self._name, self._rank, self._size = name, rank, size
         self._timeout = datetime.timedelta(seconds=timeout_s)
         self._store: Any = None
+        self._frozen = FrozenWeights()
         if threads is not None:
             torch.set_num_threads(threads)
 
@@ -49,15 +52,21 @@ class Trainer:
         self._store = TCPStore(host, 0, self._size, is_master=True, wait_for_workers=False, timeout=self._timeout)
         return host, self._store.port
 
-    def open(
-        self, address: tuple[str, int], settings: ModelSettings, sampling: SamplingSettings, checkpoint: Path | None
-    ) -> Opened:
-        """Join the other ranks and load the model. Raises ModelError as `HFPolicy`."""
+    def open(self, address: tuple[str, int], recipe: Recipe, checkpoint: Path | None) -> Opened:
+        """Join the other ranks and load the model, and the scorers of the recipe's method.
+
+        Args:
+            address: as `listen` gave it. recipe: with the devices and paths that hold in this process.
+
+        Raises:
+            ModelError: as `HFPolicy` and `open_scorers`.
+        """
         from torch.distributed.device_mesh import init_device_mesh
 
         from graftrl.engines.ray.sharding import ShardedRanks
 
         store = self._store or TCPStore(*address, self._size, timeout=self._timeout)
+        settings = recipe.models[self._name]
         kind = "cuda" if settings.device.startswith("cuda") else "cpu"
         torch.distributed.init_process_group(
             "nccl" if kind == "cuda" else "gloo",
@@ -67,16 +76,29 @@ class Trainer:
             timeout=self._timeout,
         )
         ranks = ShardedRanks(init_device_mesh(kind, (self._size,)))
-        self._policy = HFPolicy(self._name, settings, sampling, checkpoint, ranks=ranks)
-        return Opened(self._policy.codec.prepend_bos, tuple(self._policy.notes))
+        self._policy = HFPolicy(self._name, settings, recipe.sampling, checkpoint, self._frozen, ranks=ranks)
+        self._scorers = open_scorers(recipe, self._frozen)
+        return Opened(
+            {self._name: self._policy.codec.prepend_bos}
+            | {name: scorer.codec.prepend_bos for name, scorer in self._scorers.items()},
+            (*self._policy.notes, *(note for scorer in self._scorers.values() for note in scorer.notes)),
+        )
 
     def score(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
         """As `HFPolicy.score`; empty for the rows that other ranks passed."""
         return self._policy.score(rows)
 
+    def read(self, scorer: str, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+        """Log-probabilities under a scorer, which every rank holds whole: no other rank takes part."""
+        return self._scorers[scorer].model.logprobs(rows)
+
     def update(self, minibatches: Sequence[Sequence[Row]], objective_of: Callable[[int], Objective]) -> UpdateStats:
         """As `HFPolicy.update`, with this rank's part of what is counted."""
-        return self._policy.update(minibatches, objective_of)
+        models = {name: scorer.model for name, scorer in self._scorers.items()}
+        try:
+            return self._policy.update(minibatches, objective_of, models)
+        finally:
+            self._frozen.forget()  # the step's rows will not come again
 
     def weights(self, dtype: str) -> list[Any]:
         """References to the whole weights in this precision, as safetensors files; from rank 0, none from others."""
