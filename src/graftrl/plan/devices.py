@@ -80,7 +80,24 @@ DEVICES = {
         Device("h200", 989e12, 67e12, 4.8e12, 141e9, 450e9, 50e9),
         Device("a100", 312e12, 19.5e12, 2.039e12, 80e9, 300e9, 25e9),
         Device("l40s", 362e12, 91.6e12, 864e9, 48e9, 32e9, 12.5e9),
-        Device("cpu", 50e9, 50e9, 10e9, 8e9, 10e9, 1e9, node=64, exps=0.3e9, products=0.6, overhead=LOCAL_OVERHEAD_S),
+        Device(
+            "cpu",
+            bf16=468e9,
+            fp32=103e9,
+            bandwidth=38e9,
+            memory=8e9,
+            link=38e9,
+            network=1e9,
+            node=64,
+            exps=1.7e9,
+            products=1.0,
+            decode=0.99,
+            attention=0.027,
+            stream=1.0,
+            traffic=0.13,
+            overhead=2.5e-4,
+            search=2.6e-5,
+        ),
     )
 }
 
