@@ -142,8 +142,15 @@ def resolve(name: str, settings: WeightsSettings) -> str:
         return str(path)
     looks_local = settings.path.startswith((".", "/", "~")) or settings.path.count("/") > 1
     if looks_local and not path.is_dir():
-        raise ModelError(f"{settings.place(name)}.path: no directory {settings.path}")
+        raise ModelError(f"{settings.place(name)}.path: no directory {settings.path}{_how_to_make(path)}")
     return str(path) if path.is_dir() else settings.path
+
+
+def _how_to_make(path: Path) -> str:
+    """Where the shipped recipes expect the laboratory's models, what puts them there."""
+    if path.parent.name != "lab-cache":
+        return ""
+    return "; `graftrl quickstart` puts the laboratory's models there, and so does `python -m graftrl.lab.transfer`"
 
 
 @contextlib.contextmanager
