@@ -95,6 +95,13 @@ def test_settings_that_came_later_do_not_rename_models_built_before() -> None:
     assert {path.name for path in cache.warm_folders(Path("x")).values()} <= shipped
 
 
+def test_the_report_of_a_model_that_is_strong_everywhere_can_be_read(tmp_path: Path) -> None:
+    """It has no weak families, whose mean is nan; an unreadable report would have the model built again and again."""
+    report = warm_up(LAB_MODELS["A"], CONFIG, 0, tmp_path, SHORT.model_copy(update={"strong_period": 1}))
+    assert np.isnan(report.weak) and np.isnan(WarmupReport.read(tmp_path).weak)
+    assert WarmupReport.read(tmp_path).strong == report.strong
+
+
 def test_warm_up_in_words_learns(tmp_path: Path) -> None:
     phrasings = REGIMES["worded"].warmups()["A"].phrasings
     settings = WarmupSettings(steps=30, linear_steps=5, batch_size=16, samples=1, phrasings=phrasings, slips=0.1)

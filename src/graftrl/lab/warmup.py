@@ -108,6 +108,11 @@ class WarmupReport(BaseModel):
     execution: float
     cpu_seconds: float
 
+    @field_validator("strong", "weak", mode="before")
+    @classmethod
+    def _null_is_nan(cls, value: float | None) -> float:
+        return float("nan") if value is None else value  # JSON has no nan
+
     @classmethod
     def read(cls, folder: Path) -> WarmupReport:
         return cls.model_validate_json((folder / REPORT_FILE).read_text())
