@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +19,6 @@ from graftrl.training.progress import Silent
 from graftrl.training.run_folder import RunFolder
 
 pytestmark = pytest.mark.ray
-sys.path.insert(0, str(Path(__file__).parents[1] / "training"))  # toy_task
 STEPS = 3
 
 

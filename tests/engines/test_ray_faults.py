@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +20,6 @@ from graftrl.training.progress import Silent
 from graftrl.training.run_folder import RunFolder
 
 pytestmark = pytest.mark.ray
-sys.path.insert(0, str(Path(__file__).parents[1] / "training"))  # toy_task
 
 
 @pytest.fixture(scope="module")

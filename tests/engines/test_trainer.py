@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -19,8 +16,6 @@ from graftrl.training import loop
 from graftrl.training.loop import train
 from graftrl.training.progress import Silent
 from graftrl.training.run_folder import RunFolder
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "training"))  # toy_task
 
 
 @pytest.fixture
