@@ -260,7 +260,8 @@ def _variants(page: Page) -> list[Finding]:
         test, start = difference(ours, of(page, "M-A", "opd")), difference(ours, of(page, "M-A", BEFORE))
         holds = "" if direction is None else verdict(test, direction)
         name = method.upper().replace("_", "-")
-        here = f"{_mean(ours)}: {_said(test)} against OPD, {_said(start)} against the start"
+        last = difference(of(page, "M-A", method, last=True), of(page, "M-A", BEFORE))
+        here = f"{_mean(ours)}: {_said(test)} against OPD, {_said(start)} against the start, {_said(last)} at the last step"
         rows.append(Finding(f"{name}, M → A", here if start else "not measured", claimed, holds))
     return rows
 
@@ -489,7 +490,8 @@ SETUP = """## How it was set up
 - **Proxies** explore by GRPO in 40 steps, which is far from the convergence that the paper trains its proxies to. The
   expert is the last checkpoint. With one seed, all methods read the same proxy's run.
 - **Targets** distil in 30 steps, each with as many optimizer steps as GRPO has (four), and `estimator: full`; M → B
-  cannot sum over one vocabulary, so it has `estimator: sampled` over spans of bytes. lambda is 1 where nothing is said.
+  cannot sum over one vocabulary, so it has `estimator: sampled` over spans of bytes, and differs from M → A in the
+  estimator as well as in the target. lambda is 1 where nothing is said.
 - **RSTG** runs 40 steps, being GRPO with a teacher. The teacher's answers are the rollout log of the proxy's own run.
 - **W2S-OPD** with an expert and its base is P-OPD (alpha = 1 / lambda). Its row here is the contrast of scale: M
   against S, both before reinforcement learning.
