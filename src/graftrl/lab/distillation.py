@@ -261,7 +261,8 @@ def _variants(page: Page) -> list[Finding]:
         holds = "" if direction is None else verdict(test, direction)
         name = method.upper().replace("_", "-")
         last = difference(of(page, "M-A", method, last=True), of(page, "M-A", BEFORE))
-        here = f"{_mean(ours)}: {_said(test)} against OPD, {_said(start)} against the start, {_said(last)} at the last step"
+        here = f"{_mean(ours)}: {_said(test)} against OPD, {_said(start)} against the start"
+        here += f", {_said(last)} at the last step"
         rows.append(Finding(f"{name}, M → A", here if start else "not measured", claimed, holds))
     return rows
 
