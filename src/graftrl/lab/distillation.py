@@ -226,7 +226,7 @@ def _calibrations(page: Page) -> list[Finding]:
     middle, small = optima.values()
     if middle is None or small is None:
         return rows
-    ratios = small.resampled / middle.resampled  # of independent draws of seeds
+    ratios = small.resampled / middle.resampled  # of the same draws of seeds where both have as many
     low, high = np.quantile(ratios, [0.025, 0.975])
     ordered = "holds" if low > 1 else "does not hold" if high < 1 else "undecided"
     said = f"best lambda of S over that of M: {small.value / middle.value:.2f} [{low:.2f}, {high:.2f}]"

@@ -409,7 +409,7 @@ STUDIES: dict[str, Study] = {
                 Grid("M-B", ("grpo", *_SPANNED), seeds=3),
                 Grid("M", ("grpo",)),
                 Grid("M-A", _MAIN),
-                Grid("S-A", _SWEEP[1:], seeds=3),
+                Grid("S-A", _SWEEP, seeds=3),
                 Grid("P", ("grpo",), seeds=3),
                 Grid("P-A", _MAIN, seeds=3),
             ),
