@@ -12,7 +12,7 @@ from fake_runs import RECIPE, laboratory, write_run
 from rich.console import Console
 
 from graftrl.evaluation.significance import PairedTest, paired_t_test
-from graftrl.lab import distillation, harness
+from graftrl.lab import distillation, figures, harness
 from graftrl.lab.distillation import cost_to_reach, course, difference, of, verdict
 from graftrl.lab.harness import Options, run_lab
 from graftrl.lab.optimum import fit_optimum
@@ -21,6 +21,7 @@ from graftrl.lab.pairs import TRANSFERS
 from graftrl.lab.plan import Laboratory, RunKey, cells_of, pairs_of, runs_of
 from graftrl.lab.results import TRANSFER_COLUMNS, read_result, to_csv, transfer_rows
 from graftrl.lab.studies import CALIBRATIONS, STUDIES
+from graftrl.report.plots import COLORS
 
 STUDY = STUDIES["distillation"]
 
@@ -175,6 +176,12 @@ def test_the_proxys_own_cost_is_added(page: Page) -> None:
     at = [2.5 + 2.5 * 0.375 / 0.75, 2.5 + 2.5 * 0.375 / 0.875, 2.5 + 2.5 * 0.375 / 0.75]
     assert seconds == [f"{np.mean(at):.0f}", f"{np.mean(at) + 5:.0f}"]
     assert tokens == [f"{200 * np.mean(at):.0f}", f"{200 * np.mean(at) + 1000:,.0f}"]
+
+
+def test_a_line_keeps_its_colour_where_a_panel_lacks_another() -> None:
+    points = [(0.0, 0.2, None), (1.0, 0.4, 0.1)]
+    svg = figures.lines_with_intervals({"all": {"a": points, "b": points}, "few": {"b": points}}, ["x", "x"], "y")
+    assert svg.count(COLORS[1]) > svg.count(COLORS[0]) > 0
 
 
 def test_parts_without_their_runs_are_left_out(page: Page) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from graftrl.report.plots import COLORS, INK, MUTED, panels, require_matplotlib, to_svg
 
@@ -86,23 +87,31 @@ def lines_with_intervals(
         smooth: curves of the same colour without points, for lines of that name; the others' points are joined.
         ticks: of x axes that are logarithmic; None: linear ones that begin at 0.
     """
+    require_matplotlib()
+    from matplotlib.ticker import EngFormatter
+
     figure, axes = panels(len(lines))
+    names = dict.fromkeys(name for of_panel in lines.values() for name in of_panel)
+    colors = dict(zip(names, itertools.cycle(COLORS), strict=False))  # a line keeps its colour in every panel
+    shown: dict[str, Any] = {}
     for axis, x_label, (panel, of_panel) in zip(axes, x_labels, lines.items(), strict=True):
-        for (name, points), color in zip(of_panel.items(), itertools.cycle(COLORS), strict=False):
+        for name, points in of_panel.items():
+            color = colors[name]
             xs, ys, halves = zip(*points, strict=True)
             fitted = (smooth or {}).get(panel, {}).get(name)
             if fitted is not None:
                 axis.plot(*zip(*fitted, strict=True), color=color, linewidth=1.4)
             errors = [half or 0.0 for half in halves]
-            axis.errorbar(xs, ys, yerr=errors, fmt="o" if fitted else "o-", color=color, capsize=3, markersize=4,
-                          linewidth=1.4, label=name)  # fmt: skip
+            shown[name] = axis.errorbar(xs, ys, yerr=errors, fmt="o" if fitted else "o-", color=color, capsize=3,
+                                        markersize=4, linewidth=1.4)  # fmt: skip
         axis.set(title=panel, xlabel=x_label)
         if ticks is None:
             axis.set_xlim(0, None)
+            axis.xaxis.set_major_formatter(EngFormatter(sep=""))
         else:
             axis.set_xscale("log")
             axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
             axis.minorticks_off()
     axes[0].set_ylabel(y_label)
-    axes[-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.03))
+    axes[-1].legend(list(shown.values()), list(shown), loc="upper left", bbox_to_anchor=(1.0, 1.03))
     return to_svg(figure, "lines")
