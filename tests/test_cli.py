@@ -8,6 +8,7 @@ import yaml
 
 from graftrl import __version__
 from graftrl.config import load_recipe
+from graftrl.lab.cache import CACHE
 
 ROOT = Path(__file__).parent.parent
 TOY = ROOT / "tests" / "training"
@@ -114,7 +115,7 @@ def test_bad_input_is_one_line_and_a_non_zero_exit(graftrl, recipe, tmp_path, ar
         return refused(graftrl("train", recipe(**sections), "--run", tmp_path / "run", *arguments), 2)
 
     assert "no directory" in train(models={"A": {"path": str(tmp_path / "missing")}, "B": {"path": "/none/of/it"}})
-    early = train(models={"A": {"path": "/none/lab-cache/A"}, "B": {"path": "/none/of/it"}})
+    early = train(models={"A": {"path": f"/none/{CACHE}/A"}, "B": {"path": "/none/of/it"}})
     assert "`graftrl quickstart` puts the laboratory's models there" in early
     assert "unknown key; did you mean 'threshold'?" in train(method={"name": "graft", "thresold": 0.5})
     empty = {"kind": "function", "prompts": "toy_task:nothing", "verifier": "toy_task:verify"}
