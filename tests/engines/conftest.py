@@ -1,4 +1,4 @@
-"""The tiny models of the policies' tests."""
+"""The tiny models of the policies' tests, and this folder's helpers."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "policies"))
+sys.path[:0] = [str(Path(__file__).parents[1] / "policies"), str(Path(__file__).parent)]
 
 
 @pytest.fixture(scope="session", autouse=True)

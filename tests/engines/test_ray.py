@@ -41,7 +41,11 @@ def content(wide_pair):
         "models": {
             name: {"path": path, "optimizer": optimizer, "microbatch_tokens": 200} for name, path in wide_pair.items()
         },
-        "ray": {"resources": {name: {"trainers": 2} for name in wide_pair}, "timeout_s": 1200},
+        # weights go to A's sampler by broadcast and to B's by handover; the test of faults has the way by hosts
+        "ray": {
+            "resources": {"A": {"trainers": 2}, "B": {"trainers": 2, "devices": "shared"}},
+            "weight_sync": "direct", "timeout_s": 1200,
+        },
         "task": {"kind": "function", "prompts": "toy_task:prompts", "verifier": "toy_task:coin"},
         "sampling": {"max_prompt_tokens": 16, "max_response_tokens": 6},
         "training": {"steps": STEPS, "prompts_per_step": 8, "group_size": 4, "minibatch_prompts": 4},

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import graftrl
 from graftrl.config import parse_recipe
 from graftrl.engines.config import PolicyResources, RaySettings
 from graftrl.engines.ray.engine import _bundles, _probes, _slices
-from graftrl.engines.ray.trainer import merge_stats, parts
+from graftrl.engines.ray.trainer import merge_stats
 from graftrl.errors import ConfigError
 from graftrl.policies.hf import UpdateStats
 from graftrl.rollout import Row
@@ -31,12 +30,6 @@ def test_statistics_of_ranks_add_up_where_each_has_a_part():
     assert summary["loss"] == -0.75 and summary["grad_norm"] == 0.7 and summary["optimizer_steps"] == 1
     assert summary["trained_tokens"] == {"own": 9} and summary["clipped_tokens"] == {"own": 3}
     assert summary["token_means"] == {"signal": 0.5} and summary["passed_tokens"] == 42
-
-
-def test_weights_travel_in_parts_none_of_which_is_larger_than_it_must_be():
-    weights = {name: torch.zeros(size, dtype=torch.uint8) for name, size in (("a", 4), ("b", 5), ("c", 20), ("d", 1))}
-    assert [list(part) for part in parts(weights, 10)] == [["a", "b"], ["c"], ["d"]]
-    assert list(parts({}, 10)) == []
 
 
 @pytest.mark.parametrize(("count", "samplers"), [(7, 3), (2, 4), (0, 2), (6, 1)])

@@ -48,12 +48,15 @@ class RaySettings(Settings):
     resources: per model; what is not named takes the defaults.
     sync_tolerance: most nats per token, on average over a few sequences, between sampler and trainer after a weight
         sync; none: 0.01 in float32, 0.2 in bfloat16.
+    weight_sync: how new weights reach the samplers. "direct": from trainer to sampler, a layer at a time (NCCL between
+        GPUs, a GPU's own memory with devices: shared); "host": through the hosts' memory; "auto": direct on GPUs.
     timeout_s: how long one piece of work of a worker may take; beyond it the worker counts as lost.
     """
 
     address: str | None = None
     resources: dict[str, PolicyResources] = Field(default_factory=dict)
     sync_tolerance: float | None = Field(None, gt=0)
+    weight_sync: Literal["auto", "direct", "host"] = "auto"
     timeout_s: float = Field(3600.0, gt=0)
 
     def of(self, model: str) -> PolicyResources:

@@ -12,11 +12,12 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,8 @@ from graftrl.config import Recipe
 from graftrl.engines.config import PolicyResources
 from graftrl.engines.ray.sampler import Drawn, Sampler, SamplerOptions
 from graftrl.engines.ray.spread import spread
-from graftrl.engines.ray.trainer import Trainer, merge_stats
+from graftrl.engines.ray.trainer import Sent, Trainer, merge_stats
+from graftrl.engines.ray.weights import Chunk, Route
 from graftrl.engines.scorers import scorer_names
 from graftrl.errors import ConfigError, GraftrlError, NumericsError, RunError, WorkerLost
 from graftrl.objective import Objective
@@ -48,15 +50,30 @@ _ON_A_CPU = {"OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
 @dataclass
 class _Workers:
     """Of one policy. stale: the samplers have other weights than the trainers. unchecked: nobody has compared them yet.
-    probes: sequences for the next comparison."""
+    probes: sequences for the next comparison. way: of new weights to the samplers. chunks: what is sent there; None
+    until trainers and samplers are linked, which workers that are new must be."""
 
     settings: ModelSettings
     trainers: list[Any]
     samplers: list[Any]
     group: Any
+    way: Literal["broadcast", "handover", "host"] = "host"
+    chunks: list[Chunk] | None = None
     stale: bool = False
     unchecked: bool = True
     probes: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SyncTime:
+    """Of a policy's last weight sync. bytes: of the weights. gather_s, transport_s: of the trainer that took longest,
+    as in `Sent`. load_s: of a sampler, besides waiting; on direct ways at the same time. seconds: from begin to end."""
+
+    bytes: int
+    gather_s: float
+    transport_s: float
+    load_s: float
+    seconds: float
 
 
 class RayEngine:
@@ -71,6 +88,7 @@ class RayEngine:
         self._ray = _import_ray()
         self._recipe, self._limits = recipe, recipe.sampling
         self._sync_gaps: dict[str, Gap] = {}
+        self.sync_times: dict[str, SyncTime] = {}
         self.codecs: dict[str, Codec] = {}
         for name, settings in recipe.models.items():
             skeleton, self.codecs[name] = load_skeleton(name, settings)
@@ -172,7 +190,8 @@ class RayEngine:
             actor(Sampler, k if shared else resources.trainers + k, share * resources.tensor_parallel).remote(options)
             for k in range(resources.samplers)
         ]
-        return _Workers(settings, trainers, samplers, group)
+        way = way_of(self._recipe.ray.weight_sync, resources, kind)
+        return _Workers(settings, trainers, samplers, group, way)
 
     def close(self) -> None:
         """End the workers, and Ray where this engine started it."""
@@ -290,18 +309,59 @@ class RayEngine:
     def _sync(self, prompts: Mapping[str, Sequence[NDArray[np.int64]]]) -> None:
         """Bring the samplers to the trainers' weights, and compare them on a few sequences."""
         stale = {name: self._workers[name] for name in prompts if self._workers[name].stale}
-        sent = self._all({name: [t.weights.remote(w.settings.dtype) for t in w.trainers] for name, w in stale.items()})
-        self._all(
+        self._link({name: workers for name, workers in stale.items() if workers.way != "host"})
+        direct = {name: workers for name, workers in stale.items() if workers.chunks is not None}
+        by_host = {name: workers for name, workers in stale.items() if workers.chunks is None}
+        start = time.perf_counter()
+        done = self._all(  # samplers first: who fails before the trainers' first word is heard first
             {
-                name: [sampler.load.remote(of_ranks[0]) for sampler in stale[name].samplers]
-                for name, of_ranks in sent.items()
+                name: [
+                    *(sampler.take.remote(workers.chunks) for sampler in workers.samplers),
+                    *(trainer.send.remote(workers.settings.dtype) for trainer in workers.trainers),
+                ]
+                for name, workers in direct.items()
             }
         )
+        middle = time.perf_counter()
+        for name, results in done.items():
+            count = len(direct[name].samplers)
+            self.sync_times[name] = _sync_time(results[count:], results[:count], middle - start)
+        put = self._all({name: [t.weights.remote(w.settings.dtype) for t in w.trainers] for name, w in by_host.items()})
+        loaded = self._all(
+            {
+                name: [sampler.load.remote(of_ranks[0][0]) for sampler in by_host[name].samplers]
+                for name, of_ranks in put.items()
+            }
+        )
+        for name, of_ranks in put.items():
+            sent = [one for _, one in of_ranks]
+            self.sync_times[name] = _sync_time(sent, loaded[name], time.perf_counter() - middle)
         for workers in stale.values():
             workers.stale = False
         for name in prompts:
             if self._workers[name].unchecked:
                 self._spot_check(name, prompts[name])
+
+    def _link(self, workers: Mapping[str, _Workers]) -> None:
+        """Open the direct ways that are not open yet: all ends of one at the same time."""
+        new = {name: w for name, w in workers.items() if w.chunks is None}
+        givers = {
+            name: w.trainers[:1] if w.way == "broadcast" else w.trainers[: len(w.samplers)] for name, w in new.items()
+        }
+        addresses = self._all({name: [trainer.offer.remote() for trainer in givers[name]] for name in new})
+        joined = {}
+        for name, w in new.items():
+            devices = self._recipe.ray.of(name).tensor_parallel
+            size = 1 + devices * len(w.samplers) if w.way == "broadcast" else 2
+            joined[name] = [trainer.join.remote(w.way, size) for trainer in givers[name]]
+            for number, sampler in enumerate(w.samplers):
+                rank, giver = (1 + devices * number, 0) if w.way == "broadcast" else (1, number)
+                route = Route(w.way, addresses[name][giver], rank, size, self._recipe.ray.timeout_s)
+                joined[name].append(sampler.join.remote(route))
+        self._all(joined)
+        chunks = self._all({name: [w.trainers[0].chunks.remote()] for name, w in new.items()})
+        for name, w in new.items():
+            w.chunks = chunks[name][0]
 
     def _spot_check(self, name: str, prompts: Sequence[NDArray[np.int64]]) -> None:
         workers = self._workers[name]
@@ -388,6 +448,18 @@ def _bundles(resources: PolicyResources, kind: str) -> list[dict[str, float]]:
     of_trainer, of_sampler = {kind: 1.0}, {kind: float(resources.tensor_parallel)}
     own = resources.samplers if resources.devices == "own" else 0
     return [dict(of_trainer) for _ in range(resources.trainers)] + [dict(of_sampler) for _ in range(own)]
+
+
+def way_of(asked: str, resources: PolicyResources, kind: str) -> Literal["broadcast", "handover", "host"]:
+    """Of a policy's weights to its samplers. On a shared device it must be memory: NCCL takes one process a device."""
+    if asked == "host" or (asked == "auto" and kind != "GPU"):
+        return "host"
+    return "handover" if resources.devices == "shared" else "broadcast"
+
+
+def _sync_time(sent: Sequence[Sent], load_s: Sequence[float], seconds: float) -> SyncTime:
+    slowest = max(sent, key=lambda one: one.gather_s + one.transport_s)
+    return SyncTime(max(one.bytes for one in sent), slowest.gather_s, slowest.transport_s, max(load_s), seconds)
 
 
 def _placed(recipe: Recipe, device: str) -> Recipe:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from graftrl.engines.ray.weights import Chunk, Route
 from graftrl.policies.config import SamplingSettings
 
 Ids = Sequence[int] | NDArray[np.int64]
@@ -65,6 +66,7 @@ class Sampler:
             enforce_eager=options.eager,
             trust_remote_code=options.trust_remote_code,
             logprobs_mode="processed_logprobs",  # those of the distribution that was drawn from
+            worker_extension_cls="graftrl.engines.ray.vllm_worker.TakesWeights",
             seed=0,
         )
         self._asleep = False
@@ -123,20 +125,38 @@ class Sampler:
             for ids, output, (prompt, _) in zip(whole, outputs, sequences, strict=True)
         ]
 
-    def load(self, parts: Sequence[Any]) -> None:
-        """Put these weights (references to safetensors files as bytes) in the place of those it has."""
+    def join(self, route: Route) -> None:
+        """Open this sampler's end of a link to a trainer, which opens its own at the same time."""
+        self._llm.collective_rpc("graftrl_join", args=(route,))
+
+    def take(self, chunks: Sequence[Chunk]) -> float:
+        """Put the weights that come over the link in the place of those it has; the seconds without waiting for them.
+
+        chunks: in the order in which the trainer sends them, which it does at the same time.
+        """
+        self.wake()
+        return self._renewed(self._llm.collective_rpc("graftrl_take", args=(chunks, self._options.dtype)))
+
+    def load(self, parts: Sequence[Any]) -> float:
+        """As `take`, from references to a chunk and its bytes each, as `Trainer.weights` gives them."""
         import ray
 
         self.wake()
-        folder = Path(tempfile.mkdtemp(prefix="graftrl-weights-"))
-        try:
-            for number, part in enumerate(parts):
-                (folder / f"{number:05d}.safetensors").write_bytes(ray.get(part))
-            # vLLM's own way in place: weights that it keeps packed for its kernels are packed again.
-            self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+        found = [ray.get(part) for part in parts]  # views of the object store
+        if self._options.tensor_parallel == 1:
+            return self._renewed(self._llm.collective_rpc("graftrl_read", args=(found, self._options.dtype)))
+        folder = Path(tempfile.mkdtemp(prefix="graftrl-weights-", dir=_roomy(sum(data.nbytes for _, data in found))))
+        try:  # the devices' processes see no object store
+            files = [(chunk, folder / str(number)) for number, (chunk, _) in enumerate(found)]
+            for (_, file), (_, data) in zip(files, found, strict=True):
+                data.tofile(file)
+            return self._renewed(self._llm.collective_rpc("graftrl_read", args=(files, self._options.dtype)))
         finally:
             shutil.rmtree(folder)
+
+    def _renewed(self, seconds: Sequence[float]) -> float:
         self._llm.reset_prefix_cache()  # keys and values of the old weights
+        return max(seconds)
 
     def sleep(self) -> None:
         """Give the memory of cache and weights away, where it was made to."""
@@ -148,6 +168,12 @@ class Sampler:
         if self._asleep:
             self._llm.wake_up()
             self._asleep = False
+
+
+def _roomy(size: int) -> Path | None:
+    """A folder in memory if it has the room, else the one for temporary files."""
+    memory = Path("/dev/shm")
+    return memory if memory.is_dir() and shutil.disk_usage(memory).free > 2 * size else None
 
 
 def _inputs(prompts: Sequence[Ids]) -> list[Any]:

@@ -75,7 +75,7 @@ class ShardedRanks(Ranks):
 
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> float:
         norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-        return float(_whole(norm))
+        return float(whole(norm))
 
     def whole_weights(self, causal_lm: Any) -> dict[str, Tensor]:
         """On every rank, in the memory of its host; layers that share a weight share it here too."""
@@ -83,14 +83,14 @@ class ShardedRanks(Ranks):
         weights = {}
         for name, value in causal_lm.state_dict(keep_vars=True).items():
             if id(value) not in known:
-                known[id(value)] = _whole(value.detach()).cpu()
+                known[id(value)] = whole(value.detach()).cpu()
             weights[name] = known[id(value)]
         return weights
 
     def whole_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         state = optimizer.state_dict()
         moments = {
-            index: {key: _whole(value).cpu() if isinstance(value, Tensor) else value for key, value in of_one.items()}
+            index: {key: whole(value).cpu() if isinstance(value, Tensor) else value for key, value in of_one.items()}
             for index, of_one in state["state"].items()
         }
         return {**state, "state": moments}
@@ -109,7 +109,8 @@ def _layers(causal_lm: Any) -> list[nn.Module]:
     return [module for module in causal_lm.modules() if type(module).__name__ in names]
 
 
-def _whole(value: Tensor) -> Tensor:
+def whole(value: Tensor) -> Tensor:
+    """All shards together; every rank asks at the same time."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 

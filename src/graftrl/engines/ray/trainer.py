@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,16 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from graftrl.config import Recipe
+from graftrl.engines.ray.weights import Chunk, Link, chunks_of, gathered, open_link, synchronize
 from graftrl.engines.scorers import open_scorers
 from graftrl.objective import Objective
 from graftrl.policies.frozen import FrozenWeights
 from graftrl.policies.hf import HFPolicy, UpdateStats
 from graftrl.rollout import Row
-
-_PART_BYTES = 1 << 30  # of the weights that travel to a sampler at once
 
 
 @dataclass(frozen=True)
@@ -35,6 +34,16 @@ class Opened:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Sent:
+    """Of one weight sync, at one rank. bytes: of whole weights. gather_s: collecting shards. transport_s: handing them
+    on, with the time in which the sampler was not ready yet."""
+
+    bytes: int
+    gather_s: float
+    transport_s: float
+
+
 class Trainer:
     """Every method is called on all ranks of a policy at the same time, `listen` on rank 0 alone."""
 
@@ -42,6 +51,8 @@ class Trainer:
         self._name, self._rank, self._size = name, rank, size
         self._timeout = datetime.timedelta(seconds=timeout_s)
         self._store: Any = None
+        self._weights_store: Any = None
+        self._link: Link | None = None  # to this rank's samplers
         self._frozen = FrozenWeights()
         if threads is not None:
             torch.set_num_threads(threads)
@@ -100,39 +111,59 @@ class Trainer:
         finally:
             self._frozen.forget()  # the step's rows will not come again
 
-    def weights(self, dtype: str) -> list[Any]:
-        """References to the whole weights in this precision, as safetensors files; from rank 0, none from others."""
-        whole = self._policy.ranks.whole_weights(self._policy.loaded.causal_lm)
-        if not self._policy.ranks.writes or whole is None:
-            return []
+    # Weights ---------------------------------------------------------------------------------------------------------
+
+    def chunks(self) -> list[Chunk]:
+        """What a sync sends, in its order; no other rank takes part."""
+        return chunks_of(self._policy.loaded.causal_lm)
+
+    def offer(self) -> tuple[str, int]:
+        """Open the store through which this rank's samplers find it; where it listens. No other rank takes part."""
+        host = _own_address()
+        self._weights_store = TCPStore(host, 0, None, is_master=True, wait_for_workers=False, timeout=self._timeout)
+        return host, self._weights_store.port
+
+    def join(self, way: str, size: int) -> None:
+        """Open this rank's end of a link, as the samplers open theirs. size: of the group of a broadcast."""
+        device = self._policy.device
+        self._link = open_link(way, self._weights_store, 0, size, device, self._timeout.total_seconds())
+
+    def send(self, dtype: str) -> Sent:
+        """The weights in this precision to the samplers at the other end of the link, if this rank has one."""
+        link = self._link
+        return self._each(dtype, None if link is None else link.give)
+
+    def weights(self, dtype: str) -> tuple[list[Any], Sent]:
+        """References to the weights in this precision, each a chunk and its bytes; from rank 0, none from others."""
         import ray
 
-        precision = torch.bfloat16 if dtype == "bfloat16" else torch.float32
-        # A copy of each: a tied head is written out, for a sampler may hold it apart from the embeddings.
-        return [
-            ray.put(save({name: value.to(precision, copy=True).contiguous() for name, value in part.items()}))
-            for part in parts(whole, _PART_BYTES)
-        ]
+        chunks, parts = iter(self.chunks()), []
+
+        def put(flat: Tensor) -> None:
+            parts.append(ray.put((next(chunks), flat.cpu().view(torch.uint8).numpy())))
+
+        return parts, self._each(dtype, put if self._rank == 0 else None)
+
+    def _each(self, dtype: str, give: Callable[[Tensor], None] | None) -> Sent:
+        device = self._policy.device
+        whole = gathered(self._policy.loaded.causal_lm, self.chunks(), getattr(torch, dtype), keeps=give is not None)
+        size, gathering, giving = 0, 0.0, 0.0
+        start = time.perf_counter()
+        for flat in whole:
+            synchronize(device)
+            ready = time.perf_counter()
+            if give is not None and flat is not None:
+                size += flat.nbytes
+                give(flat)
+            end = time.perf_counter()
+            gathering, giving, start = gathering + ready - start, giving + end - ready, end
+        return Sent(size, gathering, giving)
 
     def save(self, folder: Path) -> None:
         self._policy.save(folder)
 
     def pid(self) -> int:
         return os.getpid()
-
-
-def parts(weights: dict[str, Tensor], most_bytes: int) -> Iterator[dict[str, Tensor]]:
-    """The weights in groups of at most that many bytes, or of one that is larger."""
-    part: dict[str, Tensor] = {}
-    size = 0
-    for name, value in weights.items():
-        if part and size + value.nbytes > most_bytes:
-            yield part
-            part, size = {}, 0
-        part[name] = value
-        size += value.nbytes
-    if part:
-        yield part
 
 
 def merge_stats(of_ranks: Sequence[UpdateStats]) -> UpdateStats:
