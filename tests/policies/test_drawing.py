@@ -244,3 +244,21 @@ def test_evaluation_settings_are_used(policy):
     (group,) = p.sample(prompts("abc"), 3, seed=0, sampling=greedy)
     assert len({r.text for r in group.responses}) == 1
     assert all((r.logprobs == 0).all() for r in group.responses)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_with_a_seed_of_its_own_a_prompt_gets_the_same_responses_in_any_company(policy, kind):
+    model = policy(kind)
+    asked, plain = prompts("2+2=", "hello there, ", "x"), SamplingSettings(max_response_tokens=8)
+
+    def drawn(chosen):
+        generators = [torch.Generator().manual_seed(10 + i) for i in chosen]
+        return model.draw([model.codec.prompt_token_ids(asked[i]) for i in chosen], 4, generators, plain)
+
+    together = drawn([0, 1, 2])
+    for i in range(3):
+        (alone,) = drawn([i])
+        for ours, theirs in zip(together[i], alone, strict=True):
+            assert ours.token_ids.tolist() == theirs.token_ids.tolist() and ours.stopped == theirs.stopped
+            np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
+    assert len({tuple(response.token_ids.tolist()) for response in together[0]}) > 1

@@ -30,7 +30,7 @@ from graftrl.policies.microbatch import Padded, pad, pad_values
 from graftrl.policies.passes import SAME_HIDDEN, Passes, find_device, row_length
 from graftrl.policies.prefix import SharedPrompts
 from graftrl.policies.ranks import Ranks
-from graftrl.policies.sampling import sample_responses
+from graftrl.policies.sampling import Sampled, sample_responses
 from graftrl.policies.vocabulary import Distribution, mixture_signal
 from graftrl.rollout import Group, Prompt, Response, Row
 
@@ -162,37 +162,46 @@ class HFPolicy:
         generator = torch.Generator(device=self.device).manual_seed(seed)
         groups: list[Group] = []
         at_once = max(1, self.settings.sample_rows // n)
-        with self._evaluating(), self.passes.precision():
-            for start in range(0, len(prompts), at_once):
-                chunk = prompts[start : start + at_once]
-                prompt_ids = [self.codec.prompt_token_ids(prompt) for prompt in chunk]
-                sampled = sample_responses(
-                    self.sequences_type(self.decoder, prompt_ids, settings.max_response_tokens),
-                    self.head,
-                    len(chunk),
-                    n,
-                    settings=settings,
-                    eos_ids=self.codec.eos_ids,
-                    generator=generator,
-                    max_elements=self.settings.logit_elements,
-                )
-                for prompt, responses in zip(chunk, sampled, strict=True):
-                    groups.append(
-                        Group(
-                            self.name,
-                            prompt,
-                            [
-                                Response(
-                                    text=self.codec.decode_response(s.token_ids, stopped=s.stopped),
-                                    token_ids=s.token_ids,
-                                    logprobs=s.logprobs,
-                                    finish_reason="stop" if s.stopped else "length",
-                                )
-                                for s in responses
-                            ],
-                        )
+        for start in range(0, len(prompts), at_once):
+            chunk = prompts[start : start + at_once]
+            sampled = self.draw([self.codec.prompt_token_ids(prompt) for prompt in chunk], n, generator, settings)
+            for prompt, responses in zip(chunk, sampled, strict=True):
+                groups.append(
+                    Group(
+                        self.name,
+                        prompt,
+                        [
+                            Response(
+                                text=self.codec.decode_response(s.token_ids, stopped=s.stopped),
+                                token_ids=s.token_ids,
+                                logprobs=s.logprobs,
+                                finish_reason="stop" if s.stopped else "length",
+                            )
+                            for s in responses
+                        ],
                     )
+                )
         return groups
+
+    def draw(
+        self,
+        prompts: Sequence[NDArray[np.int64]],
+        n: int,
+        generator: torch.Generator | Sequence[torch.Generator],
+        sampling: SamplingSettings,
+    ) -> list[list[Sampled]]:
+        """n responses to each prompt of token ids, all side by side. generator: as of `sample_responses`."""
+        with self._evaluating(), self.passes.precision():
+            return sample_responses(
+                self.sequences_type(self.decoder, prompts, sampling.max_response_tokens),
+                self.head,
+                len(prompts),
+                n,
+                settings=sampling,
+                eos_ids=self.codec.eos_ids,
+                generator=generator,
+                max_elements=self.settings.logit_elements,
+            )
 
     # Scoring --------------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -102,10 +103,9 @@ def draw_tiled(hidden_RH: Tensor, head: Head, uniform_R: Tensor, max_elements: i
 
 
 def _next_tokens(
-    hidden_RH: Tensor, head: Head, settings: SamplingSettings, generator: torch.Generator, max_elements: int
+    hidden_RH: Tensor, head: Head, settings: SamplingSettings, uniform_R: Tensor, max_elements: int
 ) -> tuple[Tensor, Tensor]:
     """Draw one token for every row, with at most `max_elements` logits in memory at once."""
-    uniform_R = torch.rand(len(hidden_RH), generator=generator, dtype=torch.float64, device=hidden_RH.device)
     vocabulary = head.weight.shape[0]
     tiled = settings.is_plain and hidden_RH.device.type == "cpu" and vocabulary > TILED_ABOVE
     chunk = max(1, min(max_elements, _CACHED) // _BLOCK if tiled else max_elements // vocabulary)
@@ -118,6 +118,24 @@ def _next_tokens(
             drawn.append(draw(logits if settings.is_plain else truncate(logits, settings), uniform))
     ids, logprobs = zip(*drawn, strict=True)
     return torch.cat(ids), torch.cat(logprobs)
+
+
+class _Uniforms:
+    """The random numbers of n responses to each prompt: of one generator in the order of use, or of one a prompt."""
+
+    def __init__(
+        self, generator: torch.Generator | Sequence[torch.Generator], n: int, tokens: int, device: torch.device
+    ) -> None:
+        self._options: dict[str, Any] = {"dtype": torch.float64, "device": device}
+        self._generator = generator if isinstance(generator, torch.Generator) else None
+        if not isinstance(generator, torch.Generator):
+            self._all_RT = torch.cat([torch.rand(n, tokens, generator=one, **self._options) for one in generator])
+
+    def __call__(self, rows_R: Tensor, token: int) -> Tensor:
+        """float64 [R] in [0, 1): for this token of the responses with these indices."""
+        if self._generator is None:
+            return self._all_RT[rows_R, token]
+        return torch.rand(len(rows_R), generator=self._generator, **self._options)
 
 
 def _first_above(cumulative: Tensor, value: Tensor) -> Tensor:
@@ -151,14 +169,19 @@ def sample_responses(
     *,
     settings: SamplingSettings,
     eos_ids: Sequence[int],
-    generator: torch.Generator,
+    generator: torch.Generator | Sequence[torch.Generator],
     max_elements: int,
 ) -> list[list[Sampled]]:
     """n responses to each of the `prompts` prompts that `sequences` was made of, in prompt order.
 
     Log-probabilities are those of the distribution sampled from: the model's own when `settings.is_plain`.
+
+    Args:
+        generator: of all prompts' random numbers; or one for each prompt, so that whichever prompts are read beside it
+            change nothing but rounding.
     """
     hidden_RH = sequences.read_prompts()
+    uniforms = _Uniforms(generator, n, settings.max_response_tokens, hidden_RH.device)
     device = hidden_RH.device
     head = head.cast(compute_dtype(hidden_RH))
     sequences.repeat(n)
@@ -172,7 +195,7 @@ def sample_responses(
     rows = torch.arange(total, device=device)  # which response each row of the batch is
     alive = torch.ones(total, dtype=torch.bool, device=device)  # rows of the batch not yet finished
     for t in range(limit):
-        chosen, chosen_logprobs = _next_tokens(hidden_RH, head, settings, generator, max_elements)
+        chosen, chosen_logprobs = _next_tokens(hidden_RH, head, settings, uniforms(rows, t), max_elements)
         tokens[rows, t], logprobs[rows, t] = chosen, chosen_logprobs
         ends = torch.isin(chosen, eos) & alive
         if ends.any():
