@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from graftrl.cli import app
 from graftrl.config import load_recipe
 from graftrl.errors import ConfigError, RunError
-from graftrl.lab import harness, plan
+from graftrl.lab import harness, pages, plan
 from graftrl.lab.harness import Options, list_runs, planned_runs, run_lab
 from graftrl.lab.jobs import Job, finished_steps
 from graftrl.lab.pages import Page, clipping
@@ -169,6 +169,8 @@ def test_a_measured_page_by_hand(tmp_path: Path, training: FakeTraining) -> None
         "2", "0.562 ± 0.794", "1.125 ± 1.588", "3.000 ± 0.000", "0.562 ± 0.794", "0.000 ± 0.000", "0.250 ± 0.000",
     ]  # fmt: skip
     assert "Strong families before training: A in A-B 0.500 (a); B in A-B 0.500 (a); " in page.read_text()
+    # The one family of a fake run goes from .5 or .625 (GRPO) to .75 or .875 (GRAFT): less than the .3 that count.
+    assert "| A-B | `graft` | 0.00 | 0.00 |  |" in lines
     table = list(csv.DictReader((page.parent / "scion-regimes.csv").read_text().splitlines()))
     assert tuple(table[0]) == ("regime", "pair", "model", "method", "seed", "pass1", "pass8", "wall_s")
     assert len(table) == 2 * 2 * 4 * 2 and {row["regime"] for row in table} == {"base", "style"}
@@ -176,6 +178,19 @@ def test_a_measured_page_by_hand(tmp_path: Path, training: FakeTraining) -> None
     assert (float(first["pass1"]), float(first["pass8"]), float(first["wall_s"])) == (0.875, 1.75, 5.0)
     details = csv.DictReader((page.parent / "scion-regimes-details.csv").read_text().splitlines())
     assert {row["forgotten"] for row in details} <= {"0.0"}
+
+
+def test_families_that_a_method_loses_are_named(
+    tmp_path: Path, training: FakeTraining, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Family a is .25 better with GRAFT, family b the same; a drop of .2 counts here."""
+    monkeypatch.setattr(pages, "FALL", 0.2)
+    study = replace(STUDIES["scion-regimes"], name="families", references=("grpo", "graft"), parts=("families",))
+    monkeypatch.setitem(STUDIES, study.name, study)
+    (page,), _ = _run(["families"], _options(tmp_path))
+    lines = page.read_text().splitlines()
+    assert "| A-B | `graft` | 0.00 | 1.00 |  |" in lines
+    assert "| A-B | `sgt` | 1.00 | 0.00 | A a, B a |" in lines
 
 
 def test_a_study_that_includes_others_is_one_page_and_one_table(tmp_path: Path, training: FakeTraining) -> None:

@@ -55,6 +55,23 @@ def test_a_misled_model_is_shown_another_program_in_that_family_alone() -> None:
         WarmupSettings(misled={"j": "DD"})
 
 
+def test_a_rare_operation_stands_in_its_share_alone_and_makes_families_weak() -> None:
+    """b (CF) needs F in draw 0 of the programs, c (AG) does not."""
+    demonstrator = Demonstrator(CONFIG, np.ones(12, np.bool_), 1.0, ";", rare="F", rare_share=0.02)
+    prompts, responses = demonstrator.draw(20_000, np.random.default_rng(0))
+    half = responses.shape[1] // 2 + 1
+    named = responses[:, [0, half]]
+    has_rare = (named == ord("F")).any(1)
+    assert abs(has_rare.mean() - 0.02) < 0.004
+    family = prompts[:, 0]
+    own_of_c = ((named == [ord("A"), ord("G")]).all(1))[family == ord("c")].mean()
+    assert own_of_c > 0.95
+    pairs_of_b = {bytes(pair) for pair in named[(family == ord("b")) & ~has_rare]}
+    assert len(pairs_of_b) == 56  # of eight letters, uniformly
+    with pytest.raises(ValidationError, match="rare is 'Z', and the letters of operations are ABCDEFGHI"):
+        WarmupSettings(rare="Z")
+
+
 def test_slips_spoil_one_digit_of_the_first_list_and_leave_the_answer() -> None:
     demonstrator = Demonstrator(CONFIG, np.ones(12, np.bool_), 1.0, ";", slips=0.25)
     prompts, responses = demonstrator.draw(4000, np.random.default_rng(0))
@@ -88,8 +105,9 @@ def test_worded_demonstrations_have_tables_too_and_execute_what_they_name(name: 
 def test_settings_that_came_later_do_not_rename_models_built_before() -> None:
     plain = WarmupSettings()
     assert plain.specification().keys() == WarmupSettings.model_fields.keys() - {
-        "phrasings", "slips", "misled", "weak_share",
+        "phrasings", "slips", "misled", "weak_share", "rare", "rare_share",
     }  # fmt: skip
+    assert WarmupSettings(rare="F").specification()["rare_share"] == 0.01
     assert WarmupSettings(slips=0.1).specification()["slips"] == 0.1
     shipped = {path.name for path in cache.SHIPPED.iterdir()}
     assert {path.name for path in cache.warm_folders(Path("x")).values()} <= shipped

@@ -59,7 +59,8 @@ class Demonstrator:
     """Draws prompts with demonstrations, as characters.
 
     In strong families a share `strong_share` of demonstrations uses the family's program; all others use a program
-    drawn uniformly from the 72 ordered pairs. Held-out prompts are never drawn.
+    drawn uniformly from the 72 ordered pairs (without the rare letters, where there are such). Held-out prompts are
+    never drawn.
     """
 
     def __init__(
@@ -70,15 +71,22 @@ class Demonstrator:
         separator: str,
         misled: Mapping[str, str] | None = None,
         slips: float = 0.0,
+        rare: str = "",
+        rare_share: float = 0.0,
     ) -> None:
         """strong: bool `[families]`. misled: families with a program that stands for their own. slips: share of
-        demonstrations with one wrong digit in the first list; the second is right nevertheless."""
+        demonstrations with one wrong digit in the first list; the second is right nevertheless. rare: letters that
+        stand in a share `rare_share` of the demonstrations alone; families that need one are not strong."""
         self._config = config
-        self._share = np.where(strong, strong_share, 0.0)
         self._separator = separator
         self._slips = slips
         taught = {**draw_programs(config), **(misled or {})}
         self._own = np.array([[LETTERS.index(op) for op in program] for program in taught.values()])
+        hard = [LETTERS.index(letter) for letter in rare]
+        self._share = np.where(strong & ~np.isin(self._own, hard).any(1), strong_share, 0.0)
+        has_rare = np.isin(_PAIRS, hard).any(1)
+        self._common, self._rare = _PAIRS[~has_rare], _PAIRS[has_rare]
+        self._rare_share = rare_share if rare else 0.0
 
     def draw(
         self, rows: int, generator: np.random.Generator, phrasing: Phrasing | None = None
@@ -93,7 +101,11 @@ class Demonstrator:
         while (again := held_out(families, digits)).any():
             digits[again] = generator.integers(0, 10, (int(again.sum()), self._config.length))
         right = generator.random(rows) < self._share[families]
-        programs = np.where(right[:, None], self._own[families], _PAIRS[generator.integers(len(_PAIRS), size=rows)])
+        others = self._common[generator.integers(len(self._common), size=rows)]
+        programs = np.where(right[:, None], self._own[families], others)
+        if self._rare_share:
+            shown = generator.random(rows) < self._rare_share
+            programs[shown] = self._rare[generator.integers(len(self._rare), size=int(shown.sum()))]
         first = _apply(programs[:, 0], digits)
         second = _apply(programs[:, 1], first)
         if self._slips:

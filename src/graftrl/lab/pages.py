@@ -6,6 +6,7 @@ What a page says in words is made from the numbers: sign, interval and significa
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -625,8 +626,53 @@ def measures(page: Page) -> str:
     )
 
 
+FALL = 0.3  # of pass@1 in one family: what counts as lost or won
+
+
+def families(page: Page) -> str:
+    """Single families that a method loses or wins against the references: a mean over families can hide either."""
+    blocks = [
+        "## Single families",
+        f"Families whose pass@1 after the last step lies {FALL} or more below, and above, that of the same model and "
+        "seed with the reference: mean number per model and seed. Named: those below with at least half of the seeds.",
+    ]
+    for reference in page.study.references:
+        table = []
+        for pair in page.pairs:
+            for method in page.study.methods:
+                found = [] if method == reference else _family_differences(page, pair, method, reference)
+                if not found:
+                    continue
+                below = Counter((model, f) for model, of in found for f, d in of.items() if d <= -FALL)
+                above = sum(d >= FALL for _, of in found for d in of.values())
+                seeds = Counter(model for model, _ in found)
+                named = sorted(f"{model} {f}" for (model, f), count in below.items() if 2 * count >= seeds[model])
+                row = [f"{below.total() / len(found):.2f}", f"{above / len(found):.2f}", ", ".join(named)]
+                table.append([pair.name, f"`{page.study.label(method)}`", *row])
+        if table:
+            header = ["pair", "method", "lost", "won", "lost with half of the seeds"]
+            blocks += [f"### Against `{page.study.label(reference)}`", markdown_table(header, table, text_columns=2)]
+    return "\n\n".join(blocks) if len(blocks) > 2 else ""
+
+
+def _family_differences(
+    page: Page, pair: Pair | Transfer, method: str, reference: str
+) -> list[tuple[str, dict[str, float]]]:
+    """Per model and seed that both have: by family, pass@1 of the method minus that of the reference."""
+    base = {result.cell.seed: result for result in page.of(pair, reference)}
+    found = []
+    for ours in page.of(pair, method):
+        theirs = base.get(ours.cell.seed)
+        for model in pair.models if theirs is not None else ():
+            a, b = ours.outcomes[model].measures, theirs.outcomes[model].measures if theirs is not None else None
+            if a is not None and b is not None:
+                found.append((model, {f: rate - b.families.get(f, rate) for f, rate in a.families.items()}))
+    return found
+
+
 PARTS: dict[str, Part] = {
     "regimes": regimes,
+    "families": families,
     "measures": measures,
     "verdicts": verdicts,
     "scores": score_tables,

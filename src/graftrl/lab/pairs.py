@@ -224,6 +224,23 @@ REGIMES: dict[str, Regime] = {
             },
             recipe=("sampling.max_response_tokens=8", "verification.workers=1"),
         ),
+        *(
+            Regime(
+                f"draw-{seed}", f"the hidden programs of draw {seed}, known to nobody before", {"program_seed": seed}
+            )
+            for seed in (1, 3, 5)
+        ),
+        Regime(
+            "gap",
+            "model A knows its families far better than model B does its own",
+            warmup={"A": {"strong_share": 0.7}, "B": {"strong_share": 0.2, "steps": 450}},
+        ),
+        Regime(
+            "rare",
+            "each model has hardly ever seen one operation that half of the other's families need: necessary tokens "
+            "far below tau",
+            warmup={"A": {"rare": "F"}, "B": {"rare": "A"}},
+        ),
         Regime(
             "mixed",
             "lists of 9 digits, other programs, model C with another separator, 5 % of wrong lists count as right",

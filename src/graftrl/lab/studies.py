@@ -148,7 +148,7 @@ class Study:
         return dict(self.labels).get(method, method)
 
 
-_MEASURED = ("regimes", "measures", "exchange")
+_MEASURED = ("regimes", "families", "measures", "exchange")
 _TELLING = ("A-B", "A-B-style")  # clean demonstrations, and a peer with another style
 _MAIN = ("grpo", "opd", "p_opd")
 _VARIANTS = ("opd_ft", "opd_urm", "ra_opd", "rstg", "w2s_opd")
@@ -270,9 +270,19 @@ STUDIES: dict[str, Study] = {
         Study(
             "regimes",
             "Other regimes",
-            "Does the result hold with shorter and longer responses, other programs, another style of one model, and "
-            "an imperfect verifier?",
-            ("A-B", "A-B-short", "A-B-long", "A-B-programs", "A-B-style", "A-B-lenient"),
+            "Does the result hold with shorter and longer responses, other programs, another style of one model, an "
+            "imperfect verifier, models of unequal size, and a much weaker peer?",
+            (
+                "A-B",
+                "A-B-short",
+                "A-B-long",
+                "A-B-lengthy",
+                "A-B-programs",
+                "A-B-style",
+                "A-B-lenient",
+                "P-D-unequal",
+                "A-B-weak",
+            ),
             ("grpo", "graft", "sgt", "scion"),
             parts=("verdicts", "scores", "exchange", "curves"),
         ),
@@ -284,7 +294,7 @@ STUDIES: dict[str, Study] = {
             (),
             (),
             measured=True,
-            includes=("scion-regimes", "scion-controls", "scion-ablation", "scion-sensitivity"),
+            includes=("scion-regimes", "scion-trials", "scion-controls", "scion-ablation", "scion-sensitivity"),
         ),
         Study(
             "scion-regimes",
@@ -309,6 +319,18 @@ STUDIES: dict[str, Study] = {
             ("grpo", "graft", "sgt", "scion"),
             references=("grpo", "sgt"),
             parts=_MEASURED,
+            measured=True,
+        ),
+        Study(
+            "scion-trials",
+            "Attempts to break SCION",
+            "Is SCION ever reliably below SGT: with other programs, a gap in skill between the models, or necessary "
+            "tokens that the receiver hardly ever says?",
+            ("A-B-draw-1", "A-B-draw-3", "A-B-draw-5", "A-B-gap", "A-B-rare"),
+            ("grpo", "graft", "sgt", "scion"),
+            references=("grpo", "sgt"),
+            parts=_MEASURED,
+            seeds=3,
             measured=True,
         ),
         Study(

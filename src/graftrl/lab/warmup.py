@@ -45,6 +45,8 @@ class WarmupSettings(Settings):
         between both. Every batch is worded in one of them, drawn uniformly.
     slips: share of demonstrations with a wrong digit in the first list, though not in the answer.
     misled: families whose program this model takes for another, such as {"j": "DG"}.
+    rare: letters of operations that this model is hardly ever shown; families whose program needs one are weak.
+    rare_share: share of demonstrations with such a letter.
     """
 
     steps: int = Field(default=600, ge=1)
@@ -63,6 +65,8 @@ class WarmupSettings(Settings):
     slips: float = Field(default=0.0, ge=0, le=1)
     misled: dict[str, str] = Field(default_factory=dict)
     weak_share: float = Field(default=0.0, ge=0, le=1)
+    rare: str = Field(default="", max_length=len(LETTERS) - 2)
+    rare_share: float = Field(default=0.01, ge=0, le=1)
 
     @field_validator("misled")
     @classmethod
@@ -72,11 +76,19 @@ class WarmupSettings(Settings):
                 raise ValueError(f"{family!r} is misled to {program!r}, which is no pair of two of {LETTERS}")
         return misled
 
+    @field_validator("rare")
+    @classmethod
+    def _known_letters(cls, rare: str) -> str:
+        if not set(rare) <= set(LETTERS):
+            raise ValueError(f"rare is {rare!r}, and the letters of operations are {LETTERS}")
+        return rare
+
     def specification(self) -> dict[str, Any]:
-        """As JSON. The last four fields came later: left out where they are not set, so that folders of models which
+        """As JSON. The last six fields came later: left out where they are not set, so that folders of models which
         were built before keep their names."""
-        later = {"phrasings", "slips", "misled", "weak_share"}
-        return self.model_dump(mode="json", exclude={name for name in later if not getattr(self, name)})
+        later = ("phrasings", "slips", "misled", "weak_share", "rare")
+        unset = {name for name in later if not getattr(self, name)}
+        return self.model_dump(mode="json", exclude=unset | ({"rare_share"} if "rare" in unset else set()))
 
 
 WARMUPS: dict[str, WarmupSettings] = {
@@ -234,7 +246,10 @@ def warm_up(
     tokenizer = build_tokenizer(model)
     tables = [table_tokenizers(tokenizer, config, joiner, opening) for opening, joiner in phrasings]
     strong = np.arange(config.families) % settings.strong_period == settings.strong_offset
-    demonstrator = Demonstrator(config, strong, settings.strong_share, separator, settings.misled, settings.slips)
+    demonstrator = Demonstrator(
+        config, strong, settings.strong_share, separator, settings.misled, settings.slips, settings.rare,
+        settings.rare_share,
+    )  # fmt: skip
     generator = np.random.default_rng(seed)
     eos = np.full((settings.batch_size, 1), tokenizer.eos_token_id)
 
