@@ -64,6 +64,10 @@ class LocalTrainer(Trainer):
         super().__init__(name, rank, size, 1, float(_SECONDS))
         trainers._own_address = lambda: "127.0.0.1"
 
+    def step(self, minibatches, recipe):
+        """An update by the recipe's method; its objective cannot go through a pipe, as it can through Ray."""
+        return self.update(minibatches, recipe.build_method().objective)
+
     def whole(self):
         """A copy: what a pipe carries is otherwise shared with this process, which may change it."""
         weights = self._policy.ranks.whole_weights(self._policy.loaded.causal_lm)
