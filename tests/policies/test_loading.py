@@ -13,7 +13,7 @@ from tiny_models import ARCHITECTURES, BOS, EOS, VOCABULARY, character_tokenizer
 
 from graftrl.errors import ModelError
 from graftrl.policies.config import ModelSettings
-from graftrl.policies.loading import _check_head, _split_head, load
+from graftrl.policies.loading import _check_head, load, split_head
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}:"
 PLAIN_TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}:"
@@ -49,7 +49,7 @@ def test_unknown_logit_transformation_is_refused(model_folder):
     model.__class__ = Flipped
     settings = ModelSettings(path="flipped")
     with pytest.raises(ModelError, match="transforms its logits"):
-        _check_head("m", settings, model, *_split_head("m", settings, model))
+        _check_head("m", settings, model, *split_head("m", settings, model))
 
 
 def test_dropout_is_off(model_folder):

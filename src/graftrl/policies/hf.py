@@ -7,6 +7,7 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,10 +22,11 @@ from torch import Tensor
 from graftrl.errors import ModelError, NumericsError
 from graftrl.objective.distillation import REFERENCE, LogMixture
 from graftrl.objective.terms import Objective, TokenBatch, weighted_sum
+from graftrl.policies import shards
 from graftrl.policies.config import ModelSettings, SamplingSettings
 from graftrl.policies.decoding import LlamaSequences, TransformersSequences, agreement, llama_shaped
 from graftrl.policies.frozen import FrozenModel, FrozenWeights
-from graftrl.policies.loading import Loaded, import_peft, load
+from graftrl.policies.loading import Loaded, import_peft
 from graftrl.policies.logprobs import Head
 from graftrl.policies.microbatch import Padded, pad, pad_values
 from graftrl.policies.passes import SAME_HIDDEN, Passes, find_device, row_length
@@ -98,7 +100,7 @@ class HFPolicy:
         self.device = find_device(settings.device)
         resumed = checkpoint is not None
         source = settings.model_copy(update={"path": str(checkpoint)}) if resumed and not settings.lora else settings
-        self.loaded: Loaded = load(name, source, self.device)
+        self.loaded: Loaded = self.ranks.load(name, source, self.device)
         self.codec = self.loaded.codec
         self.notes = self.loaded.notes
         self.decoder = self.loaded.decoder
@@ -407,15 +409,38 @@ class HFPolicy:
         weights, optimizer = self.ranks.whole_weights(self.loaded.causal_lm), self.ranks.whole_state(self.optimizer)
         if not self.ranks.writes:
             return
+        self._save_description(folder, weights)
+        torch.save(optimizer, folder / "optimizer.pt")
+
+    def save_shards(self, folder: Path) -> Future[Any]:
+        """The same in parts (see `shards`), beside whatever follows: every rank copies its own and goes on.
+
+        Returns:
+            what ends when the parts of all ranks are on the disk.
+        """
+        state = self.optimizer.state_dict()
+        trained = [name for name, p in self.loaded.causal_lm.named_parameters() if p.requires_grad]
+        moments: dict[str, Tensor] = {}
+        steps: list[float] = []
+        for index, of_one in sorted(state["state"].items()):
+            steps.append(float(of_one["step"]))
+            moments |= {shards.moment(key, trained[index]): of_one[key] for key in shards.MOMENTS}
+        if self.ranks.writes:
+            self._save_description(folder, {}, adamw={"lr": state["param_groups"][0]["lr"], "steps": steps})
+            (folder / "model.safetensors").unlink(missing_ok=True)  # of no weights
+            shards.write_buffers(folder, self.loaded.causal_lm)
+        return shards.write(folder, shards.named(self.loaded.causal_lm), moments, self.ranks.host_group)
+
+    def _save_description(self, folder: Path, weights: dict[str, Tensor] | None, **more: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.saver.save_pretrained(folder, safe_serialization=True, state_dict=weights)
         self.codec.tokenizer.save_pretrained(folder)
-        torch.save(optimizer, folder / "optimizer.pt")
         state = {
             "optimizer_steps": self.optimizer_steps,
             "skipped_in_a_row": self.skipped_in_a_row,
             "prepend_bos": self.codec.prepend_bos,
             "tokenizer_fingerprint": self.codec.fingerprint,
+            **more,
         }
         (folder / "policy.json").write_text(json.dumps(state))
 
@@ -423,11 +448,31 @@ class HFPolicy:
         state = json.loads((folder / "policy.json").read_text())
         if state["tokenizer_fingerprint"] != self.codec.fingerprint:
             raise ModelError(f"model {self.name!r}: the tokenizer in {folder} is not the one that the run used")
-        optimizer = torch.load(folder / "optimizer.pt", weights_only=True, map_location=self.device)
-        self.optimizer.load_state_dict(self.ranks.own_state(optimizer, self.parameters))
+        if shards.is_sharded(folder):
+            self._restore_moments(folder, state["adamw"])
+        else:
+            spread = self.ranks.shards  # then no device has room for the whole state
+            optimizer = torch.load(
+                folder / "optimizer.pt", weights_only=True, map_location="cpu" if spread else self.device, mmap=spread
+            )
+            self.optimizer.load_state_dict(self.ranks.own_state(optimizer, self.parameters))
         self.optimizer_steps, self.skipped_in_a_row = state["optimizer_steps"], state["skipped_in_a_row"]
         self.codec.prepend_bos = state["prepend_bos"]
         self.notes = ()
+
+    def _restore_moments(self, folder: Path, adamw: dict[str, Any]) -> None:
+        groups = [{**group, "lr": adamw["lr"]} for group in self.optimizer.state_dict()["param_groups"]]
+        trained = [(name, p.detach()) for name, p in self.loaded.causal_lm.named_parameters() if p.requires_grad]
+        state: dict[int, dict[str, Any]] = {
+            index: {"step": torch.tensor(step), **{key: torch.empty_like(trained[index][1]) for key in shards.MOMENTS}}
+            for index, step in enumerate(adamw["steps"])
+        }
+        rooms = {
+            shards.moment(key, trained[i][0]): of_one[key] for i, of_one in state.items() for key in shards.MOMENTS
+        }
+        if rooms:  # none before the first optimizer step
+            shards.read(folder, rooms, self.ranks.host_group)
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
     # Modes ----------------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 
 from graftrl.errors import ModelError
 from graftrl.hub import hub_or_cache
+from graftrl.policies import shards
 from graftrl.policies.codec import Codec
 from graftrl.policies.config import SamplingSettings, WeightsSettings
 from graftrl.policies.logprobs import Head
@@ -55,7 +56,7 @@ def load(name: str, settings: WeightsSettings, device: torch.device) -> Loaded:
             f"model {name!r} ({settings.path}): the tokenizer has {len(tokenizer)} tokens, the model embeds "
             f"{causal_lm.get_input_embeddings().weight.shape[0]}; tokenizer and weights do not belong together"
         )
-    decoder, head = _split_head(name, settings, causal_lm)
+    decoder, head = split_head(name, settings, causal_lm)
     _check_head(name, settings, causal_lm, decoder, head)
     codec, notes = make_codec(name, settings, causal_lm, tokenizer)
     return Loaded(causal_lm, decoder, head, codec, notes)
@@ -89,6 +90,8 @@ def load_pretrained(name: str, settings: WeightsSettings) -> tuple[Any, Any]:
         return load_gguf(Path(source))
     with _named_errors(name, settings, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=settings.trust_remote_code)
+    if shards.is_sharded(Path(source)):
+        return _from_shards(name, settings, Path(source)), tokenizer
     with _named_errors(name, settings, "model"):
         model, info = AutoModelForCausalLM.from_pretrained(
             source,
@@ -105,8 +108,11 @@ def load_pretrained(name: str, settings: WeightsSettings) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def load_skeleton(name: str, settings: WeightsSettings) -> tuple[Any, Codec]:
-    """The model without its weights (on the meta device) and its codec; a GGUF file is loaded whole."""
+def load_skeleton(name: str, settings: WeightsSettings, dtype: torch.dtype | None = None) -> tuple[Any, Codec]:
+    """The model without its weights (on the meta device) and its codec; a GGUF file is loaded whole.
+
+    dtype: of the weights that are not there; none: as the model's config says.
+    """
     source = resolve(name, settings)
     if source.endswith(".gguf"):
         model, tokenizer = load_pretrained(name, settings)
@@ -114,14 +120,29 @@ def load_skeleton(name: str, settings: WeightsSettings) -> tuple[Any, Codec]:
     with _named_errors(name, settings, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=settings.trust_remote_code)
     with _named_errors(name, settings, "model"):
-        config = AutoConfig.from_pretrained(source, trust_remote_code=settings.trust_remote_code)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=settings.trust_remote_code)
+        model = _without_weights(source, settings, dtype)
         with contextlib.suppress(OSError):  # a model may have none
             model.generation_config = GenerationConfig.from_pretrained(source)
     codec = Codec(tokenizer, name, settings, _eos_ids(model))
     codec.architecture = describe(model)
     return model, codec
+
+
+def _without_weights(source: str, settings: WeightsSettings, dtype: torch.dtype | None) -> Any:
+    config = AutoConfig.from_pretrained(source, trust_remote_code=settings.trust_remote_code)
+    options = {} if dtype is None else {"dtype": dtype}
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=settings.trust_remote_code, **options)
+
+
+def _from_shards(name: str, settings: WeightsSettings, folder: Path) -> Any:
+    """The whole model (float32, in the host's memory) of a folder with the parts that several ranks wrote."""
+    with _named_errors(name, settings, "model"):
+        skeleton = _without_weights(str(folder), settings, torch.float32)
+    weights = shards.read_whole(folder, skeleton)
+    with _named_errors(name, settings, "model"):
+        # transformers makes what no checkpoint holds, such as rotary frequencies, and ties what is tied
+        return type(skeleton).from_pretrained(None, config=skeleton.config, state_dict=weights, dtype=torch.float32)
 
 
 def describe(causal_lm: Any) -> str:
@@ -205,7 +226,7 @@ def _eos_ids(causal_lm: Any) -> list[int]:
     return found
 
 
-def _split_head(name: str, settings: WeightsSettings, causal_lm: Any) -> tuple[nn.Module, Head]:
+def split_head(name: str, settings: WeightsSettings, causal_lm: Any) -> tuple[nn.Module, Head]:
     head = causal_lm.get_output_embeddings()
     decoder = getattr(causal_lm, causal_lm.base_model_prefix, None)
     if not isinstance(head, nn.Linear) or decoder is None:

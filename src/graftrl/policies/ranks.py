@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from graftrl.policies.config import ModelSettings
+from graftrl.policies.loading import Loaded, load
 from graftrl.policies.microbatch import cut
 
 T = TypeVar("T")
@@ -33,6 +34,10 @@ class Ranks:
 
     writes = True
     shards = False
+
+    def load(self, name: str, settings: ModelSettings, device: torch.device) -> Loaded:
+        """The model, as `loading.load`; weights that will be spread may be missing until `place`."""
+        return load(name, settings, device)
 
     def place(self, causal_lm: Any, settings: ModelSettings) -> None:
         """Spread the weights; before the optimizer is made."""
@@ -65,3 +70,8 @@ class Ranks:
     def own_state(self, state: dict[str, Any], parameters: Sequence[nn.Parameter]) -> dict[str, Any]:
         """The inverse of `whole_state`: this process's part."""
         return state
+
+    @property
+    def host_group(self) -> Any:
+        """A process group through the hosts' memory for work beside training; None of one process."""
+        return None

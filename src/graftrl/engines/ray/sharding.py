@@ -7,16 +7,22 @@ over all ranks' tokens, whoever passes them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import empty as empty_dtensor
 
 from graftrl.engines.ray.spread import deal
+from graftrl.errors import GraftrlError
+from graftrl.policies import shards
 from graftrl.policies.config import ModelSettings
+from graftrl.policies.loading import Loaded, load, load_skeleton, split_head, switch_off_dropout
 from graftrl.policies.ranks import Microbatch, Ranks
 
 T = TypeVar("T")
@@ -42,6 +48,52 @@ class ShardedRanks(Ranks):
         self.mesh, self.rank, self.size = mesh, mesh.get_local_rank(), mesh.size()
         self.writes = self.rank == 0
         self._root: Any = None
+        self._whole: nn.Module | None = None  # on rank 0, until its weights are spread
+        self._parts: Path | None = None  # of a checkpoint, from which the weights come
+        self._bare = False  # weights are still to come
+        self._group: Any = dist.new_group(backend="gloo")
+
+    @property
+    def host_group(self) -> Any:
+        return self._group
+
+    def load(self, name: str, settings: ModelSettings, device: torch.device) -> Loaded:
+        """The model without weights, which `place` brings, so that no device ever holds it whole.
+
+        Rank 0 alone reads it, into its host's memory, and makes the checks of `loading.load` there. Of a checkpoint in
+        parts no rank does: its weights were checked before they were trained.
+        """
+        skeleton, codec = load_skeleton(name, settings, torch.float32)
+        notes: tuple[str, ...] = ()
+        if shards.is_sharded(Path(settings.path)):
+            self._parts = Path(settings.path)
+        else:
+            codec.prepend_bos, notes, bare = self._read_whole(name, settings, skeleton)
+            if not bare:  # every rank's host holds it; devices get a layer at a time all the same
+                return load(name, settings, torch.device("cpu"))
+        self._bare = True
+        switch_off_dropout(skeleton)
+        skeleton.eval()
+        return Loaded(skeleton, *split_head(name, settings, skeleton), codec, notes)
+
+    def _read_whole(
+        self, name: str, settings: ModelSettings, skeleton: nn.Module
+    ) -> tuple[bool, tuple[str, ...], bool]:
+        """Whether prompts get a BOS, notes, and whether the skeleton is the model's in all but weights and buffers."""
+        told: list[Any] = [None]
+        if self.rank == 0:
+            try:
+                loaded = load(name, settings, torch.device("cpu"))
+                bare = _same_tensors(loaded.causal_lm, skeleton)
+                self._whole = loaded.causal_lm if bare else None
+                told = [(loaded.codec.prepend_bos, loaded.notes, bare)]
+            except GraftrlError as error:
+                told = [error]
+        dist.broadcast_object_list(told, group=self._group, group_src=0)
+        if isinstance(told[0], GraftrlError):
+            raise told[0]
+        found: tuple[bool, tuple[str, ...], bool] = told[0]
+        return found
 
     def place(self, causal_lm: Any, settings: ModelSettings) -> None:
         """Shard each layer by itself, and embeddings, last norm and head together, whole for the length of a pass.
@@ -59,6 +111,42 @@ class ShardedRanks(Ranks):
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)  # a sum: the rows' factors hold the mean already
                 module.set_force_sum_reduction_for_comms(True)
+        if self._bare:
+            self._fill(causal_lm)
+            self._whole, self._bare = None, False
+
+    @torch.no_grad()
+    def _fill(self, causal_lm: nn.Module) -> None:
+        """Give the sharded model its weights and buffers, from rank 0 or a checkpoint's parts, a tensor at a time."""
+        saved = {} if self._parts is None else shards.read_buffers(self._parts)
+        for name, buffer in list(causal_lm.named_buffers(remove_duplicate=False)):
+            owner, leaf = _owner(causal_lm, name)
+            value = saved[name].to(self.mesh.device_type) if saved else self._from_rank_0(name, buffer)
+            owner._buffers[leaf] = value
+        known: dict[int, nn.Parameter] = {}
+        for name, old in list(causal_lm.named_parameters(remove_duplicate=False)):
+            if id(old) not in known:
+                assert isinstance(old, DTensor)
+                if self._parts is None:
+                    value = distribute_tensor(
+                        self._from_rank_0(name, old), self.mesh, old.placements, src_data_rank=None
+                    )
+                else:
+                    value = empty_dtensor(old.shape, dtype=old.dtype, device_mesh=self.mesh, placements=old.placements)
+                known[id(old)] = nn.Parameter(value, requires_grad=old.requires_grad)
+            owner, leaf = _owner(causal_lm, name)
+            setattr(owner, leaf, known[id(old)])  # FSDP takes what it finds before the first pass
+        if self._parts is not None:
+            shards.read(self._parts, shards.named(causal_lm), self._group)
+
+    def _from_rank_0(self, name: str, like: Tensor) -> Tensor:
+        if self._whole is not None:
+            owner, leaf = _owner(self._whole, name)
+            value = getattr(owner, leaf).detach().to(self.mesh.device_type).contiguous()
+        else:
+            value = torch.empty(like.shape, dtype=like.dtype, device=self.mesh.device_type)
+        dist.broadcast(value, group=self.mesh.get_group(), group_src=0)
+        return value
 
     def deal(self, lengths: Sequence[int], max_tokens: int) -> list[Microbatch]:
         return deal(lengths, self.size, max_tokens)[self.rank]
@@ -78,20 +166,27 @@ class ShardedRanks(Ranks):
         return float(whole(norm))
 
     def whole_weights(self, causal_lm: Any) -> dict[str, Tensor]:
-        """On every rank, in the memory of its host; layers that share a weight share it here too."""
+        """On rank 0, in the memory of its host; layers that share a weight share it here too. Others have the names."""
         known: dict[int, Tensor] = {}
         weights = {}
         for name, value in causal_lm.state_dict(keep_vars=True).items():
             if id(value) not in known:
-                known[id(value)] = whole(value.detach()).cpu()
+                gathered = whole(value.detach())
+                known[id(value)] = gathered.cpu() if self.writes else gathered.new_empty(0)
             weights[name] = known[id(value)]
         return weights
 
     def whole_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         state = optimizer.state_dict()
+
+        def gathered(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            full = whole(value)
+            return full.cpu() if self.writes else None
+
         moments = {
-            index: {key: whole(value).cpu() if isinstance(value, Tensor) else value for key, value in of_one.items()}
-            for index, of_one in state["state"].items()
+            index: {key: gathered(value) for key, value in of_one.items()} for index, of_one in state["state"].items()
         }
         return {**state, "state": moments}
 
@@ -115,7 +210,27 @@ def whole(value: Tensor) -> Tensor:
 
 
 def _like(value: Any, parameter: nn.Parameter) -> Any:
-    """Sharded as the parameter, where it has the parameter's shape."""
+    """This rank's part, where the value has the parameter's shape; every rank has the same value."""
     if isinstance(value, Tensor) and isinstance(parameter, DTensor) and value.shape == parameter.shape:
-        return distribute_tensor(value, parameter.device_mesh, parameter.placements)
+        return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
     return value
+
+
+def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, leaf = name.rpartition(".")
+    return model.get_submodule(path), leaf
+
+
+def _same_tensors(model: nn.Module, skeleton: nn.Module) -> bool:
+    """Whether weights and buffers are all that the skeleton lacks, by the same names, shared in the same places."""
+
+    def shape(of: nn.Module) -> dict[str, Any]:
+        first: dict[int, str] = {}
+        parameters = {
+            name: (first.setdefault(id(p), name), p.shape, p.dtype)
+            for name, p in of.named_parameters(remove_duplicate=False)
+        }
+        return parameters | {name: (b.shape, b.dtype) for name, b in of.named_buffers(remove_duplicate=False)}
+
+    others = (value for module in skeleton.modules() for value in vars(module).values() if isinstance(value, Tensor))
+    return shape(model) == shape(skeleton) and not any(value.is_meta for value in others)
