@@ -69,6 +69,36 @@ def read_buffers(folder: Path) -> dict[str, Tensor]:
         return load_file(folder / BUFFERS)
 
 
+def finish(writing: Future[Any]) -> None:
+    """Wait for what `write` began. Raises what went wrong on some rank, as a plain error."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        writing.result()
+    except CheckpointException as error:  # no Exception by its class
+        raise RuntimeError(str(_first(error))) from error
+
+
+def signed_when_done(writing: Future[Any], folder: Path, rank: int) -> Future[Any]:
+    """Leave word beside the parts when all are written, for a time when this rank cannot be asked any more."""
+
+    def sign(done: Future[Any]) -> None:
+        if done.exception() is None:
+            _signature(folder, rank).touch()
+
+    writing.add_done_callback(sign)
+    return writing
+
+
+def signed(folder: Path, ranks: int) -> bool:
+    """Whether all ranks left word, where this process can see it."""
+    return all(_signature(folder, rank).is_file() for rank in range(ranks))
+
+
+def _signature(folder: Path, rank: int) -> Path:
+    return folder / FOLDER / f"written-{rank + 1:05d}"
+
+
 def own_files(folder: Path, rank: int) -> list[str]:
     """What this rank wrote."""
     return sorted(file.name for file in (folder / FOLDER).glob(f"shard-{rank + 1:05d}-*.safetensors"))
@@ -137,10 +167,14 @@ def _named_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except CheckpointException as error:  # no Exception by its class
-        first: BaseException = next(iter(error.failures.values()))[0]
-        raise _torn(folder, first) from error
+        raise _torn(folder, _first(error)) from error
     except (OSError, ValueError, KeyError, RuntimeError, AssertionError, SafetensorError) as error:
         raise _torn(folder, error) from error
+
+
+def _first(error: Any) -> BaseException:
+    found: BaseException = next(iter(error.failures.values()))[0]
+    return found
 
 
 def _torn(folder: Path, error: BaseException) -> ModelError:
