@@ -10,13 +10,14 @@ import torch
 import transformers as hf
 from actors import Actor, Worker, answers, opened
 from tiny_models import character_tokenizer, tiny_config
+from torch.distributed import TCPStore
 
 from graftrl.config import parse_recipe
 from graftrl.engines.config import PolicyResources
 from graftrl.engines.ray import sampler as samplers
 from graftrl.engines.ray.engine import _placed, way_of
 from graftrl.engines.ray.vllm_worker import TakesWeights
-from graftrl.engines.ray.weights import Route, Weight, chunks_of, gathered, named, read
+from graftrl.engines.ray.weights import Route, Weight, chunks_of, gathered, named, open_link, read
 
 KINDS = ("llama_tied", "gpt2")
 
@@ -131,6 +132,17 @@ def test_two_trainers_weights_arrive_whole_at_two_samplers(trainers, workers, fo
         assert {name for name, _, _ in got} == theirs.keys() and {kind for _, _, kind in got} == {f"torch.{dtype}"}
         for name, value, _ in got:
             np.testing.assert_array_equal(value, theirs[name].to(getattr(torch, dtype)).float().numpy())
+
+
+def test_a_giver_hears_that_its_taker_ended(workers):
+    """Long before the handover's time is over, which is a minute here."""
+    store = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+    joining = workers[1].ask("graftrl_join", Route("handover", ("127.0.0.1", store.port), 0, 2, 60.0))
+    link = open_link("handover", store, 0, 2, torch.device("cpu"), 60.0)
+    joining.answer()
+    workers[1].end()
+    with pytest.raises(RuntimeError, match="at the other end of a weight handover ended"):
+        link.give(torch.ones(3))
 
 
 def test_what_is_said_at_a_handover_is_plain_json(folders):

@@ -17,6 +17,8 @@ from __future__ import annotations
 import datetime
 import itertools
 import json
+import os
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,10 +26,11 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
+import psutil
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import DistStoreError, Store  # type: ignore[attr-defined]
 
 from graftrl.engines.ray.sharding import whole
 
@@ -124,7 +127,9 @@ def open_link(way: str, store: Store, rank: int, size: int, device: torch.device
     """All ends of a link are opened at the same time."""
     timeout = datetime.timedelta(seconds=timeout_s)
     store.set_timeout(timeout)
-    return Broadcast(store, rank, size, device, timeout) if way == "broadcast" else Handover(store, device, timeout)
+    if way == "broadcast":
+        return Broadcast(store, rank, size, device, timeout)
+    return Handover(store, rank, device, timeout)
 
 
 class Broadcast:
@@ -160,12 +165,16 @@ class Broadcast:
 class Handover:
     """Between two processes on one device, in its memory: the giver says where a tensor lies, the taker copies it.
 
-    A CPU's memory is shared by name, a GPU's by CUDA's handles. What is said goes through the store as JSON.
+    A CPU's memory is shared by name, a GPU's by CUDA's handles. What is said goes through the store as JSON. Where one
+    process ends the other raises RuntimeError.
     """
 
-    def __init__(self, store: Store, device: torch.device, timeout: datetime.timedelta) -> None:
+    def __init__(self, store: Store, rank: int, device: torch.device, timeout: datetime.timedelta) -> None:
+        """rank: 0 of the giver, 1 of the taker."""
         self._store, self._device, self._timeout = store, device, timeout
         self._count = 0
+        store.set(f"process {rank}", str(os.getpid()))
+        self._other = int(store.get(f"process {1 - rank}"))
 
     def give(self, flat: Tensor) -> None:
         where, taken = self._keys()
@@ -173,7 +182,7 @@ class Handover:
         storage = flat.untyped_storage()
         shared = storage._share_cuda_() if flat.is_cuda else storage._share_filename_cpu_()
         self._store.set(where, json.dumps([part.hex() if isinstance(part, bytes) else part for part in shared]))
-        self._store.wait([taken], self._timeout)
+        self._await(taken)
         self._store.delete_key(where)
         self._store.delete_key(taken)
         if flat.is_cuda:
@@ -182,6 +191,7 @@ class Handover:
 
     def take(self, size: int, dtype: torch.dtype) -> Tensor:
         where, taken = self._keys()
+        self._await(where)
         said = json.loads(self._store.get(where))
         parts = [bytes.fromhex(part) if isinstance(part, str) else part for part in said]
         if self._device.type == "cuda":
@@ -195,6 +205,17 @@ class Handover:
         del lent, storage
         self._store.set(taken, "")
         return copy
+
+    def _await(self, key: str) -> None:
+        end = time.monotonic() + self._timeout.total_seconds()
+        while True:
+            try:
+                return self._store.wait([key], datetime.timedelta(seconds=1))
+            except DistStoreError:
+                if not psutil.pid_exists(self._other):
+                    raise RuntimeError("the process at the other end of a weight handover ended") from None
+                if time.monotonic() > end:
+                    raise
 
     def _keys(self) -> tuple[str, str]:
         self._count += 1
