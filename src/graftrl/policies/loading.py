@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -121,8 +122,6 @@ def load_skeleton(name: str, settings: WeightsSettings, dtype: torch.dtype | Non
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=settings.trust_remote_code)
     with _named_errors(name, settings, "model"):
         model = _without_weights(source, settings, dtype)
-        with contextlib.suppress(OSError):  # a model may have none
-            model.generation_config = GenerationConfig.from_pretrained(source)
     codec = Codec(tokenizer, name, settings, _eos_ids(model))
     codec.architecture = describe(model)
     return model, codec
@@ -132,7 +131,10 @@ def _without_weights(source: str, settings: WeightsSettings, dtype: torch.dtype 
     config = AutoConfig.from_pretrained(source, trust_remote_code=settings.trust_remote_code)
     options = {} if dtype is None else {"dtype": dtype}
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=settings.trust_remote_code, **options)
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=settings.trust_remote_code, **options)
+    with contextlib.suppress(OSError):  # a model may have none
+        model.generation_config = GenerationConfig.from_pretrained(source)
+    return model
 
 
 def _from_shards(name: str, settings: WeightsSettings, folder: Path) -> Any:
@@ -142,7 +144,24 @@ def _from_shards(name: str, settings: WeightsSettings, folder: Path) -> Any:
     weights = shards.read_whole(folder, skeleton)
     with _named_errors(name, settings, "model"):
         # transformers makes what no checkpoint holds, such as rotary frequencies, and ties what is tied
-        return type(skeleton).from_pretrained(None, config=skeleton.config, state_dict=weights, dtype=torch.float32)
+        model = type(skeleton).from_pretrained(None, config=skeleton.config, state_dict=weights, dtype=torch.float32)
+    model.generation_config = skeleton.generation_config
+    return model
+
+
+def copy_model(name: str, settings: WeightsSettings, folder: Path, target: Path, without: Sequence[str] = ()) -> None:
+    """Write a model's folder as `from_pretrained` reads it: a copy, or whole weights made of parts.
+
+    without: patterns of files that stay behind.
+
+    Raises:
+        ModelError: the parts cannot be read.
+    """
+    if shards.is_sharded(folder):
+        model, _ = load_pretrained(name, settings.model_copy(update={"path": str(folder)}))
+        model.save_pretrained(target)
+        without = (*without, shards.FOLDER, shards.BUFFERS)
+    shutil.copytree(folder, target, ignore=shutil.ignore_patterns(*without), dirs_exist_ok=True)
 
 
 def describe(causal_lm: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +15,9 @@ from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from graftrl.errors import ConfigError, RunError
+from graftrl.evaluation.models import Subject
 from graftrl.logs.folders import new_folder, writing
+from graftrl.policies.loading import copy_model
 from graftrl.push.card import Trained, is_hub_id, public, public_recipe, write_card
 from graftrl.training.run_folder import write_text
 from graftrl.transfer.pairs import trained_model
@@ -71,18 +72,19 @@ def push(request: PushRequest, hub: Callable[[], Hub] = HfApi) -> tuple[str, lis
         )
     if request.card_only is not None:
         with new_folder(request.card_only) as folder:
-            _fill(folder, checkpoint, trained, request)
+            _fill(folder, subject, trained, request)
         return str(request.card_only), notes
     assert request.repo is not None
     with tempfile.TemporaryDirectory() as temporary:
-        _fill(Path(temporary), checkpoint, trained, request)
+        _fill(Path(temporary), subject, trained, request)
         message = f"{trained.recipe.name}, step {trained.step}"
         return _upload(hub(), request.repo, request.private, temporary, message), notes
 
 
-def _fill(folder: Path, checkpoint: Path, trained: Trained, request: PushRequest) -> None:
+def _fill(folder: Path, subject: Subject, trained: Trained, request: PushRequest) -> None:
+    checkpoint = Path(subject.files_at)
     with writing(folder):
-        shutil.copytree(checkpoint, folder, ignore=shutil.ignore_patterns(*_STAYS), dirs_exist_ok=True)
+        copy_model(subject.name, subject.settings, checkpoint, folder, _STAYS)
         write_text(folder / "README.md", write_card(trained, request.repo, request.license_id))
         recipe = yaml.safe_dump(public_recipe(trained.recipe), sort_keys=False, allow_unicode=True)
         write_text(folder / "recipe.yaml", recipe)

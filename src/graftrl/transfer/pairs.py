@@ -23,7 +23,7 @@ from graftrl.errors import ConfigError, DataError, RunError
 from graftrl.evaluation.intervals import bootstrap_interval
 from graftrl.evaluation.models import Subject, find_models
 from graftrl.policies.config import ScorerSettings
-from graftrl.policies.loading import load_skeleton
+from graftrl.policies.loading import copy_model, load_skeleton
 from graftrl.settings import Settings
 from graftrl.training.run_folder import RunFolder, disk_errors, write_text
 
@@ -159,7 +159,7 @@ def save_pair(source: str, out: Path, *, copy_base: bool = True) -> tuple[ProxyP
     with disk_errors(out, again="save the pair again", option="--out"):
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        _copy(Path(expert.files_at), temporary / "expert")
+        copy_model(expert.name, expert.settings, Path(expert.files_at), temporary / "expert", _LEFT_BEHIND)
         base_path = base.settings.path
         local = Path(base_path).expanduser()
         if local.exists() and copy_base:

@@ -1,0 +1,1 @@
+"""`graftrl export`: models of a run as folders for `from_pretrained`."""
