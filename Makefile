@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PIP := .venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints-cpu.txt
 
-.PHONY: install quickstart test lint docs docs-serve reference scale-test real-pair transfer-lab bench clean
+.PHONY: install quickstart test lint docs docs-serve reference scale-test real-pair transfer-lab bench bench-ray clean
 
 install: .venv/.installed
 
@@ -69,6 +69,10 @@ transfer-lab: install
 		else .venv/bin/graftrl transfer --proxy runs/proxies/P --target runs/lab-cache/A --estimator full \
 		method.single_minibatch=false --run runs/transfer-lab/target; fi
 	.venv/bin/graftrl report runs/transfer-lab
+
+# The ray engine's cost, traffic and weight syncs, in the environment of scale-test.
+bench-ray: .venv-ray/.installed
+	.venv-ray/bin/python benchmarks/ray_engine.py
 
 bench: install
 	.venv/bin/python benchmarks/run_all.py

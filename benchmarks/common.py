@@ -143,7 +143,7 @@ def _status(key: str) -> int:
 # Running and reporting ------------------------------------------------------------------------------------------------
 
 
-def machine() -> dict[str, Any]:
+def machine(packages: tuple[str, ...] = ("torch", "transformers", "trl", "numpy", "graftrl")) -> dict[str, Any]:
     cpu = next(
         (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
         platform.processor(),
@@ -154,7 +154,7 @@ def machine() -> dict[str, Any]:
         "torch_threads": DEFAULT_THREADS,
         "load_average": os.getloadavg()[0],
         "python": platform.python_version(),
-        **{package: version(package) for package in ("torch", "transformers", "trl", "numpy", "graftrl")},
+        **{package: version(package) for package in packages},
     }
 
 
