@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, field_seria
 
 from graftrl.engines.config import RaySettings
 from graftrl.errors import ConfigError
-from graftrl.logs.config import PeerSettings
+from graftrl.logs.config import AnyPeerSettings, LivePeerSettings, PeerSettings
 from graftrl.methods import METHODS, Method, build_method
 from graftrl.methods.extensions import SearchesWeights, UsesScorers
 from graftrl.policies.config import ModelSettings, SamplingSettings, ScorerSettings
@@ -102,11 +102,12 @@ class Recipe(Settings):
     name: of the run, and of its folder under runs/ where no other is given: letters, digits, ".", "_" and "-".
     seed: everything random follows from it. Runs of one seed see the same prompts in the same order.
     engine: where policies live: "local", in this process; or "ray", spread over many (docs/how-to/scale.md).
-    ray: what each policy gets of a Ray cluster; read by `engine: ray` alone.
+    ray: what each policy gets of a Ray cluster; read by `engine: ray`, its address also by live peers on Ray.
     threads: CPU threads; none: as many as torch takes.
     method: a name, or a mapping with `name` and options.
     models: the policies that train, by name.
-    peers: models that only give responses, from logs, by name. A peer and a scorer of one name are one model.
+    peers: models that this run does not train, by name: stored ones, read from logs, and live ones, trained by another
+        job. A peer and a scorer of one name are one model.
     scorers: frozen models that only read responses, by name.
     task: prompts and their verifier; `kind` says which.
     sampling: how training responses are drawn.
@@ -124,7 +125,7 @@ class Recipe(Settings):
     threads: int | None = Field(None, ge=1)
     method: Any
     models: dict[str, ModelSettings] = Field(min_length=1)
-    peers: dict[str, PeerSettings] = Field(default_factory=dict)
+    peers: dict[str, AnyPeerSettings] = Field(default_factory=dict)
     scorers: dict[str, ScorerSettings] = Field(default_factory=dict)
     task: TaskConfig
     sampling: SamplingSettings = SamplingSettings()
@@ -164,6 +165,17 @@ class Recipe(Settings):
         both = sorted(self.models.keys() & self.peers.keys())
         if both:
             raise ValueError(f"{both[0]!r} is the name of a model and of a peer; give the peer another name")
+        for name, peer in self.peers.items():
+            if isinstance(peer, LivePeerSettings) and (peer.model or name) in self.models:
+                raise ValueError(
+                    f"peers.{name}.model is {peer.model!r}, a model of this recipe; both jobs publish under their "
+                    "models' names, so these must differ"
+                )
+            if isinstance(peer, LivePeerSettings) and peer.live.split("/")[0] == "ray" and self.ray.address is None:
+                raise ValueError(
+                    f"peers.{name}.live is {peer.live!r}, but ray.address is not set: give it the cluster that both "
+                    "jobs reach (HOST:PORT or auto), or name a shared folder in peers"
+                )
         scored = sorted(self.models.keys() & self.scorers.keys())
         if scored:
             raise ValueError(f"{scored[0]!r} is the name of a model and of a scorer; give the scorer another name")
@@ -329,7 +341,7 @@ def _first_problem(error: ValidationError) -> str:
     """The most telling problem in one line; how many more there are."""
     problems = error.errors()
     problem = min(problems, key=lambda p: p["type"] != "extra_forbidden")
-    location = ".".join(str(part) for part in problem["loc"] if not str(part).startswith("function-"))
+    location = ".".join(str(p) for p in problem["loc"] if not str(p).startswith("function-") and " " not in str(p))
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
         message = "unknown key" + _suggestion(problem["loc"])

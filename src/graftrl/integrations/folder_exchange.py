@@ -1,28 +1,22 @@
-"""Two processes that train one model each and hand their groups to each other through a folder.
+"""One side of an exchange through a shared folder, for a script that trains one model.
 
-    FOLDER/A/rollouts/step-000001.parquet    what A sampled in step 1, complete once it is there
-    FOLDER/B/rollouts/step-000001.parquet
-
-Each side writes its file of a step and waits for the other's. Both files are rollout logs: text, generation
-log-probabilities and rewards, and nothing else passes between the processes.
+The other side is the same script for another model, or `graftrl train` with a live peer: see `graftrl.live`.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import polars as pl
-
-from graftrl.errors import ConfigError, DataError, RunError
-from graftrl.logs.folders import writing
-from graftrl.logs.reader import RolloutLog, check_file
-from graftrl.logs.rollouts import step_file_name, write_rollouts
-from graftrl.policies.config import SamplingSettings
-from graftrl.rollout import Group, Prompt
+from graftrl.errors import ConfigError
+from graftrl.live.content import pack
+from graftrl.live.folder import SharedFolder
+from graftrl.live.service import Unreachable
+from graftrl.live.sides import Listener, Publisher, steps_kept
+from graftrl.rollout import Group
 
 logger = logging.getLogger("graftrl")
 
@@ -32,8 +26,12 @@ class FolderExchange:
     """One side of the exchange.
 
     folder: one that both processes reach; new for every run of the pair. name, peer: of this model and the other.
-    timeout_s: how long to wait for the peer's file of a step. When it passes, this side goes on alone for good.
-    alone: whether it has.
+    timeout_s: how long a step waits for the peer's; then this side goes on alone. While nothing more is heard of the
+    peer, each further step waits half as long. max_staleness: steps that a peer's group of the same prompt may be
+    older than this one. alone: whether the last step got nothing. waited_s: of the last step.
+
+    Raises:
+        ConfigError: names that are equal or cannot name a folder; a time-out or staleness that cannot be.
     """
 
     folder: Path | str
@@ -41,10 +39,11 @@ class FolderExchange:
     peer: str
     timeout_s: float = 1800.0
     poll_s: float = 0.2
+    max_staleness: int = 0
     alone: bool = field(default=False, init=False)
+    waited_s: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        self.folder = Path(self.folder)
         for name in (self.name, self.peer):
             if not name or name != Path(name).name or name.startswith("."):
                 raise ConfigError(f"FolderExchange: {name!r} cannot name a folder")
@@ -52,15 +51,26 @@ class FolderExchange:
             raise ConfigError(f"FolderExchange: both sides are called {self.name!r}; give them two names")
         if not self.timeout_s > 0:
             raise ConfigError(f"FolderExchange: timeout_s is {self.timeout_s:g}; it must be positive")
+        if self.max_staleness < 0:
+            raise ConfigError(f"FolderExchange: max_staleness is {self.max_staleness}; it must be 0 or more")
+        self._service = SharedFolder(Path(self.folder))
+        self._noted: list[str] = []
+        self._identity = uuid.uuid4().hex
+        self._publisher = Publisher(self._service, self._identity, steps_kept(self.max_staleness))
+        self._listener = Listener(
+            self._service,
+            self.peer,
+            timeout_s=self.timeout_s,
+            max_staleness=self.max_staleness,
+            poll_s=self.poll_s,
+        )
 
     def file(self, model: str, step: int) -> Path:
-        return Path(self.folder) / model / "rollouts" / step_file_name(step)
+        return self._service.file(model, step)
 
     def begin(self, finished_steps: int) -> None:
-        """Raises RunError where the folder holds this model's files of another run: the peer would read them."""
-        held = sorted((Path(self.folder) / self.name / "rollouts").glob("step-*.parquet"))
-        if held and not finished_steps:
-            raise RunError(f"{held[0].parent}: holds an exchange of an earlier run; remove it or choose another folder")
+        """Raises RunError where the folder cannot be used, or holds this model's files of another run."""
+        self._publisher.begin([self.name], finished_steps, adopt=True)
 
     def swap(
         self, step: int, groups: Sequence[Group], fingerprint: str, policy_version: int
@@ -75,51 +85,23 @@ class FolderExchange:
             alone.
 
         Raises:
-            ConfigError: the peer answered none of this step's prompts.
-            RunError: the folder cannot be written.
+            ConfigError: the peer answers other prompts.
+            RunError: another run publishes under this name.
             DataError: the peer's file cannot be used.
         """
-        if self.alone:
-            return None
-        mine = self.file(self.name, step)
-        with writing(mine):
-            write_rollouts(
-                mine,
-                run=self.name,
-                step=step,
-                groups={self.name: groups},
-                sampling=SamplingSettings(),
-                fingerprints={self.name: fingerprint},
-                policy_version=policy_version,
-            )
-        theirs = self.file(self.peer, step)
-        deadline = time.monotonic() + self.timeout_s
-        while not theirs.exists():
-            if time.monotonic() >= deadline:
-                self.alone = True
-                logger.warning(
-                    "step %d: nothing came from %r within %g s (%s). %r GOES ON ALONE from here, as plain GRPO",
-                    step, self.peer, self.timeout_s, theirs, self.name,
-                )  # fmt: skip
-                return None
-            time.sleep(min(self.poll_s, self.timeout_s))
-        return self._read(theirs, step, {group.prompt.id: group.prompt for group in groups})
-
-    def _read(self, file: Path, step: int, prompts: Mapping[str, Prompt]) -> tuple[list[Group], str]:
-        check_file(file)
-        if not prompts or not pl.scan_parquet(file).select(pl.len()).collect().item():
-            return [], ""  # one side's reward functions left every group ungraded
-        log = RolloutLog(file)
-        if self.peer not in log.models:
-            raise DataError(f"{file}: holds no responses of {self.peer!r}")
-        keys = [(step, q) for q in log.group_index(self.peer)["prompt_id"] if q in prompts]
-        if not keys:
-            raise ConfigError(
-                f"{file}: none of its prompts is one of this step's; give both scripts the same data set, seed, and "
-                "prompts in a generation batch"
-            )
-        groups = [
-            replace(group, model=self.peer, prompt=prompts[q]) for (_, q), group in log.groups(self.peer, keys).items()
-        ]
-        only = log.fingerprints(self.peer)
-        return groups, (only.pop() or "") if len(only) == 1 else ""
+        content = pack(
+            self.name, step, groups, run=self.name, fingerprint=fingerprint, publisher=self._identity,
+            policy_version=policy_version,
+        )  # fmt: skip
+        try:
+            self._publisher.publish(self.name, step, content)
+        except Unreachable as error:
+            logger.warning("step %d: nothing was published: %s", step, error)
+        found = self._listener.receive(step, {group.prompt.id: group.prompt for group in groups})
+        self.waited_s = found.waited_s
+        for note in found.notes:
+            if note not in self._noted:
+                logger.warning("step %d: %s", step, note)
+        self._noted = found.notes
+        self.alone = found.alone
+        return None if found.alone else (found.groups, found.fingerprint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import get_args
 
@@ -11,6 +12,7 @@ from graftrl.rollout import FinishReason
 
 NEVER_NULL = ("step", "model", "prompt_id", "task", "messages", "response_index", "text", "finish_reason", "reward")
 SAMPLING = ("temperature", "top_p", "top_k")
+PLAIN = (1.0, 1.0, 0)  # temperature, top_p, top_k of the model's own distribution
 POSITIVE_NATS = 1e-6  # a log-probability above 0 by more than this is no rounding
 
 MISSING_LOGPROBS = "has no log-probabilities; `graftrl logs score` adds them"
@@ -86,3 +88,21 @@ def any_blocked(frame: pl.DataFrame) -> bool:
     """Whether any row breaks a rule that keeps it from being used; far cheaper than to say which."""
     broken = [rule.broken.fill_null(value=False).any() for rule in RULES if rule.blocks]
     return bool(frame.select(pl.any_horizontal(broken)).item())
+
+
+def biased_sampling(found: Iterable[tuple[float | None, float | None, int | None]]) -> str | None:
+    """What makes responses of a peer useless for scores and ratios; None where all are of the plain distribution.
+
+    found: (temperature, top_p, top_k) of its responses; None where unknown.
+    """
+    odd = next((settings for settings in found if settings != PLAIN), None)
+    if odd is None:
+        return None
+    said = ", ".join(
+        f"{name} {'unknown' if value is None else format(value, 'g')}"
+        for name, value in zip(SAMPLING, odd, strict=True)
+    )
+    return (
+        f"were sampled with {said}; a peer's must come from its unmodified distribution (temperature 1, top_p 1, top_k "
+        "0), else compatibility scores and importance ratios are biased"
+    )

@@ -1,11 +1,13 @@
-"""Settings of a stored peer: whose log, and which of its groups belong to a prompt of this run."""
+"""Settings of a peer that this run does not train: a stored one, whose log is read, or a live one, in another job."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from graftrl.settings import Settings
 
@@ -40,3 +42,50 @@ class PeerSettings(Settings):
                 f"choose is {self.choose!r}, but one log has one group for a step and prompt; set match to 'prompt'"
             )
         return self
+
+
+class LivePeerSettings(Settings):
+    """A peer that trains in another job at the same time. Both jobs hand each other the groups of each step.
+
+    live: where they meet: a folder that both reach; "ray", a service on the cluster of ray.address; or
+        "ray://HOST:PORT", one on the cluster behind that Ray client server. "ray/NAME" and "ray://HOST:PORT/NAME" name
+        the service, so that several pairs can share a cluster.
+    model: its name in the other job (default: the one it has here).
+    timeout_s: how long a step waits for the peer's groups; then this job goes on alone. While nothing more is heard of
+        the peer, each further step waits half as long as the one before.
+    max_staleness: how many steps older than this one a peer's group of the same prompt may be.
+    """
+
+    live: str = Field(min_length=1)
+    model: str | None = Field(None, pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$")
+    timeout_s: float = Field(600.0, gt=0)
+    max_staleness: int = Field(0, ge=0)
+
+    @field_validator("live")
+    @classmethod
+    def _place_is_one(cls, live: str) -> str:
+        if live.startswith("ray:") and not re.fullmatch(r"ray://[^/:]+:\d+(/[A-Za-z0-9._-]+)?", live):
+            raise ValueError(f"is {live!r}; write ray://HOST:PORT or ray://HOST:PORT/NAME")
+        return live
+
+
+def _kind_of_peer(settings: Any) -> str:
+    live = isinstance(settings, LivePeerSettings) or (isinstance(settings, Mapping) and "live" in settings)
+    return "live peer" if live else "stored peer"
+
+
+# A tag has a space, so that it can be told from the keys of a recipe.
+AnyPeerSettings = Annotated[
+    Annotated[PeerSettings, Tag("stored peer")] | Annotated[LivePeerSettings, Tag("live peer")],
+    Discriminator(_kind_of_peer),
+]
+
+
+def log_of_peer(settings: Mapping[str, Any], name: str, received: Path) -> PeerSettings:
+    """Where the groups of a peer lie that a run's config.yaml describes so.
+
+    received: the file in which the run recorded what it got from live peers in the step in question.
+    """
+    if "live" in settings:
+        return PeerSettings(log=[received], model=name, match="prompt")
+    return PeerSettings.model_validate(settings)

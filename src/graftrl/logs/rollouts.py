@@ -5,10 +5,12 @@ The schema is listed in docs/run-folder.md. Files are written to a temporary nam
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -69,19 +71,44 @@ def write_rollouts(
     fingerprints: Mapping[str, str],
     policy_version: int | None = None,
 ) -> None:
-    """One file for one step. `advantage` is the group-relative advantage that the source computes, null in a group of
-    one; log-probabilities that were not recorded are null; the policy version is the number of finished steps when the
-    responses were sampled: `step - 1` where it is not given."""
-    version = step - 1 if policy_version is None else policy_version
+    """One file for one step; see `rollout_frame`."""
+    write_frame(
+        path,
+        rollout_frame(
+            run=run,
+            step=step,
+            groups=groups,
+            sampling=sampling,
+            fingerprints=fingerprints,
+            policy_version=policy_version,
+        ),
+    )
+
+
+def rollout_frame(
+    *,
+    run: str,
+    step: int,
+    groups: Mapping[str, Sequence[Group]],
+    sampling: SamplingSettings,
+    fingerprints: Mapping[str, str],
+    policy_version: int | None = None,
+) -> pl.DataFrame:
+    """A step's responses in the columns of ROLLOUT_SCHEMA. `advantage` is the group-relative advantage that the source
+    computes, null in a group of one; log-probabilities that were not recorded are null; a group that was read from a
+    log keeps that log's step; the policy version is the number of finished steps when the responses were sampled:
+    `step - 1` where it is not given."""
     rows = []
     for model, of_model in groups.items():
         for group in of_model:
+            at = step if group.log_step is None else group.log_step
+            version = at - 1 if policy_version is None else policy_version
             advantages = group_advantages(group.rewards).tolist() if group.size > 1 else [None]
             messages = [{"role": message["role"], "content": message["content"]} for message in group.prompt.messages]
             for index, (response, advantage) in enumerate(zip(group.responses, advantages, strict=True)):
                 rows.append(
                     (
-                        run, step, model, version, group.prompt.id, group.prompt.task, messages,
+                        run, at, model, version, group.prompt.id, group.prompt.task, messages,
                         group.prompt.reference, index, response.text, response.token_ids, response.logprobs,
                         response.finish_reason, response.reward, response.grade_reason, advantage,
                         sampling.temperature, sampling.top_p, sampling.top_k, fingerprints[model],
@@ -95,7 +122,7 @@ def write_rollouts(
         ]
     )
     recorded = pl.when(pl.col("logprobs").list.len() > 0).then(pl.col("logprobs"))
-    write_frame(path, frame.with_columns(recorded.alias("logprobs")))
+    return frame.with_columns(recorded.alias("logprobs"))
 
 
 def write_transfers(path: Path, step: int, transfers: Sequence[Transfer]) -> None:
@@ -112,9 +139,23 @@ def read_steps(folder: Path, columns: Sequence[str] | None = None) -> pl.LazyFra
     return frame if columns is None else frame.select(columns)
 
 
-def write_frame(path: Path, frame: pl.DataFrame) -> None:
-    """One Parquet file with the schema version in its metadata; it is there as a whole or not at all."""
+def write_frame(path: Path, frame: pl.DataFrame, **facts: Any) -> None:
+    """One Parquet file with the schema version in its metadata; it is there as a whole or not at all.
+
+    facts: further plain JSON for the metadata.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
-    frame.write_parquet(temporary, metadata={"graftrl": json.dumps({"schema_version": SCHEMA_VERSION})})
+    frame.write_parquet(temporary, metadata=_metadata(facts))
     temporary.replace(path)
+
+
+def frame_bytes(frame: pl.DataFrame, **facts: Any) -> bytes:
+    """What `write_frame` would write."""
+    buffer = io.BytesIO()
+    frame.write_parquet(buffer, metadata=_metadata(facts))
+    return buffer.getvalue()
+
+
+def _metadata(facts: Mapping[str, Any]) -> dict[str, str]:
+    return {"graftrl": json.dumps({"schema_version": SCHEMA_VERSION, **facts})}

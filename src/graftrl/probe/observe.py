@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from graftrl.engines.base import Engine
 from graftrl.errors import ConfigError, DataError
+from graftrl.logs.checks import PLAIN
 from graftrl.logs.reader import RolloutLog
 from graftrl.logs.rollouts import read_steps
 from graftrl.methods import GRAFT, StepContext, Transfer
@@ -21,7 +22,6 @@ from graftrl.methods.graft import GRAFTSettings
 from graftrl.policies.config import SamplingSettings
 from graftrl.probe.analysis import PeerResponses
 from graftrl.rollout import Group
-from graftrl.training.peers import PLAIN
 
 Key = str | tuple[int, str]  # a prompt; with its step where a prompt occurs in several
 

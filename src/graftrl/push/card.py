@@ -17,13 +17,14 @@ from graftrl import __version__
 from graftrl.config import Recipe
 from graftrl.errors import RunError
 from graftrl.evaluation.models import Subject
+from graftrl.logs.config import PeerSettings
 from graftrl.report.data import read_runs
 from graftrl.report.tables import markdown_table
 from graftrl.tasks.config import DataSource
 from graftrl.training.run_folder import RunFolder
 from graftrl.transfer.pairs import Gain, gain_of
 
-_PLACES = ("path", "log", "adapter")  # keys of a recipe that may hold a path of this machine
+_PLACES = ("path", "log", "live", "adapter")  # keys of a recipe that may hold a path of this machine
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,10 @@ def _summary(trained: Trained) -> str:
     recipe, base = trained.recipe, public(trained.base)
     others = [name for name in recipe.models if name != trained.model]
     company = f", side by side with {', '.join(others)}" if others else ""
-    peers = f"; it also learned from rollout logs of {', '.join(recipe.peers)}" if recipe.peers else ""
+    stored = [name for name, peer in recipe.peers.items() if isinstance(peer, PeerSettings)]
+    elsewhere = [name for name in recipe.peers if name not in stored]
+    peers = f"; it also learned from rollout logs of {', '.join(stored)}" if stored else ""
+    peers += f"; and from {', '.join(elsewhere)}, which trained in another job at the same time" if elsewhere else ""
     what = f"A LoRA adapter for `{base}`" if trained.adapter else f"`{base}`"
     return (
         f"{what}, trained by reinforcement learning on verifiable rewards: {trained.step} steps of "
@@ -225,7 +229,11 @@ def _use(trained: Trained, place: str) -> str:
 def _provenance(trained: Trained) -> str:
     recipe = trained.recipe
     others = {f"`{name}` of the same run": public(m.path) for name, m in recipe.models.items() if name != trained.model}
-    logs = {f"peer `{name}`": ", ".join(public(str(log)) for log in peer.log) for name, peer in recipe.peers.items()}
+    logs = {
+        f"peer `{name}`": ", ".join(public(str(log)) for log in peer.log)
+        for name, peer in recipe.peers.items()
+        if isinstance(peer, PeerSettings)
+    }
     frozen = {f"scorer `{name}`": public(scorer.path) for name, scorer in recipe.scorers.items()}
     facts = {
         "run": recipe.name,

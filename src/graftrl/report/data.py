@@ -23,9 +23,9 @@ from pydantic import ValidationError
 from graftrl.chunks import EVALUATION
 from graftrl.errors import ConfigError, DataError, RunError
 from graftrl.evaluation.intervals import bootstrap_interval, paired_t_interval, t_interval
-from graftrl.logs.config import PeerSettings
+from graftrl.logs.config import PeerSettings, log_of_peer
 from graftrl.logs.reader import RolloutLog, check_file, collect
-from graftrl.logs.rollouts import ROLLOUT_SCHEMA, TRANSFER_SCHEMA, read_steps
+from graftrl.logs.rollouts import ROLLOUT_SCHEMA, TRANSFER_SCHEMA, read_steps, step_file_name
 from graftrl.methods import PRESETS, build_method
 from graftrl.rollout import Group
 from graftrl.training.run_folder import RunFolder
@@ -678,7 +678,9 @@ def _read_graft(whole: Run, chosen: Mapping[str, Any]) -> Graft:
         written = responses.filter(pl.col("model") == chosen["source"]).select("response_index", "text", "reward")
         peer = written.join(moved.drop("reward"), on="response_index", how="left", maintain_order="left")
     else:  # the verifier's rewards, not those of the log
-        group = stored_group(PeerSettings.model_validate(stored), int(chosen["source_step"]), chosen["prompt_id"])
+        received = run.folder / "received" / step_file_name(int(chosen["step"]))
+        log = log_of_peer(stored, str(chosen["source"]), received)
+        group = stored_group(log, int(chosen["source_step"]), chosen["prompt_id"])
         texts = [] if group is None else [response.text for response in group.responses]
         schema = {"response_index": pl.Int32, "text": pl.String}
         written = pl.DataFrame({"response_index": range(len(texts)), "text": texts}, schema=schema)

@@ -20,6 +20,7 @@ from graftrl.policies.loading import check_context, load_skeleton
 from graftrl.policies.scorers import resolved
 from graftrl.tasks import build_task
 from graftrl.training.data import PromptStream, prompt_length, within_limit
+from graftrl.training.live import LivePeers
 from graftrl.training.memory import MemoryEstimate, estimate_memory, together
 from graftrl.training.peers import open_peers
 
@@ -43,12 +44,14 @@ class ModelLine:
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a run would use. peers: a line each. notes: what was left out, and what else a person should know."""
+    """What a run would use. peers, live_peers: a line each. notes: what was left out, and what else a person should
+    know."""
 
     name: str
     method: str
     models: list[ModelLine]
     peers: list[str]
+    live_peers: list[str]
     training_prompts: int
     validation_prompts: int
     steps: int
@@ -93,6 +96,7 @@ def dry_run(recipe: Recipe) -> DryRun:
         method=recipe.method.name,
         models=[*lines, *frozen],
         peers=[peer.summary for peer in peers],
+        live_peers=LivePeers(recipe.peers, list(recipe.models), recipe.ray.address).summaries,
         training_prompts=len(train),
         validation_prompts=len(task.validation),
         steps=steps,
@@ -115,6 +119,8 @@ def print_dry_run(recipe: Recipe, console: Console | None = None) -> None:
     console.print(_table(found))
     for peer in found.peers:
         console.print(f"stored peer {peer}", markup=False, highlight=False, soft_wrap=True)
+    for peer in found.live_peers:
+        console.print(f"live peer {peer}", markup=False, highlight=False, soft_wrap=True)
     console.print(
         f"data: {found.training_prompts:,} training and {found.validation_prompts:,} validation prompts; "
         f"{found.steps:,} steps of {found.prompts_per_step} prompts x {found.group_size} responses, "

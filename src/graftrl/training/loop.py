@@ -20,6 +20,7 @@ from graftrl.engines.open import open_engine
 from graftrl.errors import ConfigError, WorkerLost
 from graftrl.evaluation.intervals import bootstrap_interval
 from graftrl.exchange import all_fail_overlap
+from graftrl.live.sides import Received
 from graftrl.logs.rollouts import write_rollouts, write_transfers
 from graftrl.methods import Method, StepContext
 from graftrl.methods.base import FRESH_KINDS
@@ -31,6 +32,7 @@ from graftrl.seeds import derive_seed, generator
 from graftrl.tasks import Task, VerificationPool, build_task, grade_groups
 from graftrl.training.data import PromptStream, check_lengths, prompt_length, within_limit
 from graftrl.training.history import History
+from graftrl.training.live import LivePeers, live_metrics
 from graftrl.training.peers import Remembered, StoredPeer, open_peers, peer_metrics, regrade
 from graftrl.training.progress import Display
 from graftrl.training.run_folder import RunFolder, TrainingState, disk_errors
@@ -54,6 +56,7 @@ class Prepared:
     notes: list[str]
     peers: list[StoredPeer] = field(default_factory=list)
     history: History = field(default_factory=lambda: History(None))
+    live: LivePeers = field(default_factory=lambda: LivePeers({}, ()))
 
 
 def prepare(recipe: Recipe, run: RunFolder | None = None) -> Prepared:
@@ -74,7 +77,8 @@ def prepare(recipe: Recipe, run: RunFolder | None = None) -> Prepared:
     if isinstance(method, UsesScorers):
         notes += method.check_scorers(engine.codecs, engine.scorers)
     notes = [*task.notes, *engine.notes, *notes, *(note for peer in peers for note in peer.notes)]
-    return Prepared(task, engine, method, stream, validation, lengths, steps, notes, peers, History(run))
+    live = LivePeers(recipe.peers, list(recipe.models), recipe.ray.address, run)
+    return Prepared(task, engine, method, stream, validation, lengths, steps, notes, peers, History(run), live)
 
 
 def train(run: RunFolder, recipe: Recipe, display: Display) -> TrainingState:
@@ -102,6 +106,8 @@ def _train(run: RunFolder, recipe: Recipe, display: Display, notes_before: Seque
         _, state, notes = run.rewind()
         prepared = prepare(recipe, run)
         opened.callback(prepared.engine.close)
+        opened.callback(prepared.live.close)
+        prepared.live.begin(state.step)
         notes = [*notes_before, *(notes if state.step else [])]
         display.start(recipe, prepared.steps, state, [*prepared.notes, *notes])
         trackers = open_trackers(recipe, run)
@@ -140,6 +146,10 @@ def train_step(
         with clock("scoring"):
             return engine.score(model, rows)
 
+    with clock("peers"):
+        fingerprints = {model: codec.fingerprint for model, codec in engine.codecs.items()}
+        live, published = prepared.live.meet(step, recipe.name, groups, fingerprints)
+
     context = StepContext(
         step=step,
         seed=derive_seed(recipe.seed, "exchange", step),
@@ -149,14 +159,18 @@ def train_step(
         score=Remembered(score) if any(peer.scores for peer in prepared.peers) else score,
         mean_rewards=state.mean_rewards,
         receivers=tuple(groups),
-        stored={peer.name: peer.fingerprint for peer in prepared.peers},
+        elsewhere=tuple(name for name, received in live.items() if not received.alone),
+        stored={peer.name: peer.fingerprint for peer in prepared.peers}
+        | {name: received.fingerprint for name, received in live.items()},
         history=prepared.history,
         memory=state.memory,
         scorers=engine.scorers,
     )
-    stored, of_peers, notes = read_peers(prepared, groups, context, pool, state, clock)
+    from_peers, of_peers, notes = read_peers(prepared, groups, live, context, pool, state, clock)
+    for name, received in live.items():
+        of_peers[name] |= live_metrics(received, step, published[name])
     with clock("exchange"):
-        everyone = {**groups, **stored}
+        everyone = {**groups, **from_peers}
         exchange = method.exchange(everyone, context)
         if exchange.rows.keys() - groups.keys():
             raise ConfigError(
@@ -187,7 +201,7 @@ def train_step(
             step=step,
             groups=groups,
             sampling=recipe.sampling,
-            fingerprints={model: codec.fingerprint for model, codec in engine.codecs.items()},
+            fingerprints=fingerprints,
         )
         if exchange.transfers:
             write_transfers(run.step_file("exchange", step), step, exchange.transfers)
@@ -295,33 +309,36 @@ def prompts_for(
 def read_peers(
     prepared: Prepared,
     groups: Mapping[str, Sequence[Group]],
+    live: Mapping[str, Received],
     context: StepContext,
     pool: VerificationPool,
     state: TrainingState,
     clock: Clock,
 ) -> tuple[dict[str, list[Group]], dict[str, dict[str, Any]], list[str]]:
-    """The stored peers' groups on the step's prompts, graded by the current verifier; their metrics; notes.
+    """The stored and live peers' groups on the step's prompts, graded by the current verifier; their metrics; notes.
 
-    A peer's mean reward of this step enters `state.mean_rewards` where its log has any of the prompts.
+    A peer's mean reward of this step enters `state.mean_rewards` where it has answered any of the prompts.
     """
-    stored: dict[str, list[Group]] = {}
+    from_peers: dict[str, list[Group]] = {}
     metrics: dict[str, dict[str, Any]] = {}
-    notes: list[str] = []
+    notes = [note for received in live.values() for note in received.notes]
     prompts = len({group.prompt.id for of_model in groups.values() for group in of_model})
     for peer in prepared.peers:
         with clock("peers"):
-            found = stored[peer.name] = peer.groups(groups, prepared.method, context)
+            from_peers[peer.name] = peer.groups(groups, prepared.method, context)
+    from_peers |= {name: received.groups for name, received in live.items()}
+    for name, found in from_peers.items():
         with clock("grading"):
             contradicted = regrade(prepared.task, found, pool)
-        metrics[peer.name] = peer_metrics(found, prompts, contradicted)
+        metrics[name] = peer_metrics(found, prompts, contradicted)
         if found:
-            state.mean_rewards.setdefault(peer.name, []).append(metrics[peer.name]["reward_mean"])
+            state.mean_rewards.setdefault(name, []).append(metrics[name]["reward_mean"])
         if contradicted:
             notes.append(
-                f"peer {peer.name}: the verifier contradicts rewards in its log, and the verifier's count; how many is "
-                f"in metrics.jsonl (peers/{peer.name}/contradicted)"
+                f"peer {name}: the verifier contradicts its recorded rewards, and the verifier's count; how many is in "
+                f"metrics.jsonl (peers/{name}/contradicted)"
             )
-    return stored, metrics, notes
+    return from_peers, metrics, notes
 
 
 def _check_rows(method: Method, rows: Sequence[Row], terms: Sequence[Term]) -> None:

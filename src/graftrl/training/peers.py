@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from graftrl.errors import ConfigError, DataError
 from graftrl.exchange import Rejected
-from graftrl.logs.config import PeerSettings
+from graftrl.logs.checks import biased_sampling
+from graftrl.logs.config import AnyPeerSettings, PeerSettings
 from graftrl.logs.reader import RolloutLog
 from graftrl.methods.base import Groups, Method, ScoreRows, StepContext, peer_row, row_scores
 from graftrl.rollout import Group, Prompt, Response, Row
@@ -23,7 +24,6 @@ from graftrl.seeds import derive_seed
 from graftrl.tasks import Task, VerificationPool, grade_groups
 from graftrl.training.data import PromptStream
 
-PLAIN = (1.0, 1.0, 0)  # temperature, top_p, top_k of the model's own distribution
 READ_AHEAD = 2048  # responses read at once: opening files costs more than reading small groups
 
 
@@ -250,17 +250,9 @@ class StoredPeer:
         return log.models[0]
 
     def _refuse_biased_sampling(self, log: RolloutLog, model: str) -> None:
-        odd = next((found for found in log.sampling(model) if found != PLAIN), None)
-        if odd is not None:
-            said = ", ".join(
-                f"{name} {'unknown' if value is None else format(value, 'g')}"
-                for name, value in zip(("temperature", "top_p", "top_k"), odd, strict=True)
-            )
-            raise DataError(
-                f"peers.{self.name}: {log.name}: responses of {model!r} were sampled with {said}; a peer's must come "
-                "from its unmodified distribution (temperature 1, top_p 1, top_k 0), else compatibility scores and "
-                "importance ratios are biased"
-            )
+        fault = biased_sampling(log.sampling(model))
+        if fault is not None:
+            raise DataError(f"peers.{self.name}: {log.name}: responses of {model!r} {fault}")
 
     def _why_nothing_matches(self, total: int) -> str:
         known = self._known_prompts()
@@ -283,23 +275,33 @@ class StoredPeer:
         chosen = [(prompt, stored) for prompt in prompts if (stored := self._pick(step, prompt.id)) is not None]
         recorded = self._read([(prompt.id, stored) for prompt, stored in chosen])
         pairs = [(prompt, group.prompt) for (prompt, _), group in zip(chosen, recorded, strict=True)]
-        other = [mine for mine, theirs in pairs if theirs.reference and theirs.reference != mine.reference]
-        if 2 * len(other) > len(pairs):
-            raise DataError(
-                f"peers.{self.name}: {self._where}: {len(other)} of {len(pairs)} prompts that were compared have "
-                f"another reference answer in the log ({other[0].id!r} ...); it was recorded on another task"
-            )
-        reworded = [mine for mine, theirs in pairs if mine.text != theirs.text]
-        if reworded:
-            self.notes.append(
-                f"peer {self.name}: {len(reworded)} of {len(pairs)} prompts that were compared are worded otherwise in "
-                f"the log ({reworded[0].id!r} ...); its responses answer that wording"
-            )
+        self.notes += compare_prompts(f"peers.{self.name}: {self._where}", pairs)
 
 
-def open_peers(peers: Mapping[str, PeerSettings], stream: PromptStream, steps: int, seed: int) -> list[StoredPeer]:
-    """Open and check the logs of a recipe; see `StoredPeer` for the errors."""
-    opened = [StoredPeer(name, settings, seed) for name, settings in peers.items()]
+def compare_prompts(where: str, pairs: Sequence[tuple[Prompt, Prompt]]) -> list[str]:
+    """Notes on this run's prompts and the peer's prompts of the same ids, given as pairs.
+
+    Raises:
+        DataError: most of them have another reference answer. `where` begins the message.
+    """
+    other = [mine for mine, theirs in pairs if theirs.reference and theirs.reference != mine.reference]
+    if 2 * len(other) > len(pairs):
+        raise DataError(
+            f"{where}: {len(other)} of {len(pairs)} prompts that were compared have another reference answer there "
+            f"({other[0].id!r} ...); it comes from another task"
+        )
+    reworded = [mine for mine, theirs in pairs if mine.text != theirs.text]
+    if not reworded:
+        return []
+    return [
+        f"{where}: {len(reworded)} of {len(pairs)} prompts that were compared are worded otherwise there "
+        f"({reworded[0].id!r} ...); its responses answer that wording"
+    ]
+
+
+def open_peers(peers: Mapping[str, AnyPeerSettings], stream: PromptStream, steps: int, seed: int) -> list[StoredPeer]:
+    """Open and check the logs of a recipe's stored peers; see `StoredPeer` for the errors."""
+    opened = [StoredPeer(name, of, seed) for name, of in peers.items() if isinstance(of, PeerSettings)]
     for peer in opened:
         peer.check(stream, steps)
     return opened
@@ -314,7 +316,7 @@ def regrade(task: Task, groups: Sequence[Group], pool: VerificationPool) -> int:
 
 
 def peer_metrics(groups: Sequence[Group], prompts: int, contradicted: int) -> dict[str, Any]:
-    """What a step's line says about a stored peer; `prompts`: those of the step."""
+    """What a step's line says about a peer that is not trained here; `prompts`: those of the step."""
     rewards: list[NDArray[np.float64]] = [group.rewards for group in groups]
     return {
         "groups": len(groups),

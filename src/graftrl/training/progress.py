@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from graftrl.config import Recipe
+from graftrl.logs.config import LivePeerSettings
 from graftrl.training.run_folder import TrainingState
 
 
@@ -53,9 +54,11 @@ class Terminal:
     def start(self, recipe: Recipe, steps: int, state: TrainingState, notes: Sequence[str]) -> None:
         self.steps = steps
         method = recipe.method.name
-        stored = f" (stored peer: {', '.join(recipe.peers)})" if recipe.peers else ""
+        live = [name for name, peer in recipe.peers.items() if isinstance(peer, LivePeerSettings)]
+        kinds = {"stored": [name for name in recipe.peers if name not in live], "live": live}
+        peers = "".join(f" ({kind} peer: {', '.join(names)})" for kind, names in kinds.items() if names)
         self.console.print(
-            f"[bold]{recipe.name}[/]: {method} on {', '.join(recipe.models)}{stored}, {steps} steps of "
+            f"[bold]{recipe.name}[/]: {method} on {', '.join(recipe.models)}{peers}, {steps} steps of "
             f"{recipe.training.prompts_per_step} prompts x {recipe.training.group_size} responses"
         )
         for note in notes:

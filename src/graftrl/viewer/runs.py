@@ -12,7 +12,8 @@ import polars as pl
 
 from graftrl.chunks import EVALUATION
 from graftrl.errors import DataError, RunError
-from graftrl.logs.config import PeerSettings
+from graftrl.logs.config import log_of_peer
+from graftrl.logs.rollouts import step_file_name
 from graftrl.report.data import Run, find_runs, is_run, read_runs, runs_below, stored_group
 from graftrl.viewer.evaluations import EvaluatedBenchmark, find_evaluations
 from graftrl.viewer.index import PROMPT, LogIndex, Query, Snapshot
@@ -194,7 +195,8 @@ class ViewedRun:
         stored = {} if self.rules is None else self.rules.stored
         for source in dict.fromkeys(row["source"] for row in moved if row["source"] not in live):
             of_source = [row for row in moved if row["source"] == source]
-            settings = None if source not in stored else PeerSettings.model_validate(stored[source])
+            received = self.path / "received" / step_file_name(int(of_source[0]["step"]))
+            settings = None if source not in stored else log_of_peer(stored[source], str(source), received)
             group = None
             if settings is not None:
                 group = stored_group(settings, int(of_source[0]["source_step"]), str(of_source[0]["prompt_id"]))

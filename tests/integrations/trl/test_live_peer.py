@@ -86,5 +86,5 @@ def test_alone_it_trains_on_as_plain_grpo(make_trainer, tmp_path, caplog):
     says(trainer, SAID["A"])
     trainer.train()
     assert trainer.state.global_step == 4
-    assert caplog.text.count("GOES ON ALONE") == 1
+    assert caplog.text.count("ALONE in this step") == 1
     assert {kind for inputs in trainer._buffered_inputs for kind in inputs["graft_kinds"]} == {"own"}

@@ -175,9 +175,11 @@ class GraftTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.exchange is not None:
             live = self.exchange.swap(step, groups, self._codec.fingerprint, self.state.global_step)
             self._log("alone", float(self.exchange.alone))
+            self._log(f"peers/{self.exchange.peer}/waited_s", self.exchange.waited_s)
         everyone: dict[str, list[Group]] = {self.name: groups}
         if self.exchange is not None and live is not None:
-            everyone[self.exchange.peer], fingerprints[self.exchange.peer] = live
+            found, fingerprints[self.exchange.peer] = live
+            everyone[self.exchange.peer] = self._take(self.exchange.peer, found, len(groups), example_of)
 
         def score(model: str, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
             return score_rows(self, rows)
@@ -195,14 +197,21 @@ class GraftTrainer(GRPOTrainer):  # type: ignore[misc]
         )
         for peer in self.peers:
             found = peer.groups({self.name: groups}, self.method, context)
-            everyone[peer.name], contradicted = self._regrade(found, example_of)
-            stats = peer_metrics(everyone[peer.name], len(groups), contradicted)
-            for key in ("groups", "missing", "contradicted"):
-                self._log(f"peers/{peer.name}/{key}", stats[key])
+            everyone[peer.name] = self._take(peer.name, found, len(groups), example_of)
         return self.method.exchange(everyone, context)
 
+    def _take(
+        self, peer: str, found: Sequence[Group], prompts: int, example_of: Mapping[str, Mapping[str, Any]]
+    ) -> list[Group]:
+        """A peer's groups as this script grades them, and what there is to report of them."""
+        groups, contradicted = self._regrade(found, example_of)
+        stats = peer_metrics(groups, prompts, contradicted)
+        for key in ("groups", "missing", "contradicted"):
+            self._log(f"peers/{peer}/{key}", stats[key])
+        return groups
+
     def _regrade(self, groups: Sequence[Group], example_of: Mapping[str, Mapping[str, Any]]) -> tuple[list[Group], int]:
-        """A log's groups with the rewards that this script gives, and how many contradict the recorded ones.
+        """A peer's groups with the rewards that this script gives, and how many contradict the recorded ones.
 
         Groups in which the reward functions leave a response ungraded are left out.
         """
