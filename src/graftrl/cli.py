@@ -66,12 +66,16 @@ def train(
 
 
 @app.command()
-def resume(run: Annotated[Path, typer.Argument(metavar="RUN")], quiet: QuietOption = False) -> None:
+def resume(
+    run: Annotated[Path, typer.Argument(metavar="RUN")],
+    bring_back: Annotated[bool, typer.Option("--bring-back", help="Train models again that the run lost.")] = False,
+    quiet: QuietOption = False,
+) -> None:
     """Continue an interrupted run from its last whole checkpoint."""
     from graftrl.training.run_folder import RunFolder
     from graftrl.training.start import train_in
 
-    train_in(RunFolder.open(run), quiet=quiet)
+    train_in(RunFolder.open(run), quiet=quiet, bring_back=bring_back)
 
 
 @app.command()

@@ -4,7 +4,7 @@ before any model loads."""
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -227,6 +227,21 @@ class Recipe(Settings):
         """A fresh instance of the recipe's method."""
         method: Any = self.method
         return build_method(method.model_dump())
+
+    def without(self, lost: Collection[str]) -> Recipe:
+        """The recipe of the other models. A method that exchanges is left with what these have, be it one's own rows.
+
+        Raises:
+            ConfigError: no model is left, or the method trains on the responses of a lost one.
+        """
+        if not lost:
+            return self
+        models = {name: settings for name, settings in self.models.items() if name not in lost}
+        needed = sorted({*getattr(self.build_method(), "rollouts_of", ())} & {*lost})
+        if not models or needed:
+            why = f"method {self.method.name!r} needs the responses of {needed[0]!r}" if needed else "no model is left"
+            raise ConfigError(f"without {', '.join(sorted(lost))} the run cannot go on: {why}")
+        return self.model_copy(update={"models": models})
 
     def evaluation_sampling(self) -> SamplingSettings:
         """How validation responses are drawn: the training limits with the evaluation's temperature and top-p."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class GraftrlError(Exception):
     """Base of every error that graftrl raises on purpose: one line that says what, where and how to mend it."""
@@ -28,7 +30,14 @@ class RunError(GraftrlError):
 
 
 class WorkerLost(RunError):
-    """A process of the run's engine that died or does not answer. What was saved is whole; new workers can go on."""
+    """A process of the run's engine that died or does not answer. What was saved is whole; new workers can go on.
+
+    models: whose workers they are; empty where nobody can say.
+    """
+
+    def __init__(self, message: str, models: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.models = frozenset(models)
 
 
 class NumericsError(GraftrlError):

@@ -2,8 +2,10 @@
 
 import ast
 import itertools
+import sys
 from collections import Counter
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -99,10 +101,44 @@ def test_nothing_imports_ray_or_vllm_before_it_is_needed():
     assert found == []
 
 
-def test_missing_packages_are_one_clear_line(monkeypatch):
+@pytest.mark.parametrize(
+    ("there", "sampler", "missing"),
+    [
+        ((), "vllm", "needs the package ray"),
+        (("ray",), "vllm", "needs the package vllm"),
+        (("ray",), "transformers", ""),
+    ],
+)
+def test_only_the_packages_that_a_run_needs_must_be_there(there, sampler, missing, monkeypatch):
     from graftrl.engines.ray import engine
 
-    monkeypatch.setattr(engine.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="needs the packages ray and vllm") as error:
-        engine._import_ray()
+    monkeypatch.setattr(engine.importlib.util, "find_spec", lambda name: name if name in there else None)
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    if not missing:
+        assert engine._import_ray(sampler).__name__ == "ray"
+        return
+    with pytest.raises(ConfigError, match=missing) as error:
+        engine._import_ray(sampler)
     assert "\n" not in str(error.value)
+
+
+def test_a_transformers_sampler_has_one_device():
+    with pytest.raises(ValueError, match=r"resources\.A\.tensor_parallel is 2; use vllm"):
+        RaySettings(sampler="transformers", resources={"A": PolicyResources(tensor_parallel=2)})
+
+
+def test_what_is_lost_is_named_and_samplers_alone_are_told_apart():
+    from graftrl.engines.ray.engine import _loss, _SamplersLost, _Worker
+
+    sampler, trainer = _Worker("A", "sampler", 1), _Worker("B", "trainer", 0)
+    alone, both = _loss({sampler: "died"}), _loss({sampler: "died", trainer: "no answer within 3 s"})
+    assert isinstance(alone, _SamplersLost) and alone.models == {"A"} and {*alone.which} == {sampler}
+    assert not isinstance(both, _SamplersLost) and both.models == {"A", "B"}
+    assert str(both) == "sampler 1 of model 'A' (died); trainer 0 of model 'B' (no answer within 3 s)"
+
+
+def test_a_recipe_goes_on_without_a_model_that_its_method_can_spare(content):
+    recipe = parse_recipe({**content, "models": {name: {"path": name} for name in "AB"}, "method": "graft"}, "test")
+    assert [*recipe.without(["B"]).models] == ["A"] and recipe.without([]) is recipe
+    with pytest.raises(ConfigError, match="without A, B the run cannot go on: no model is left"):
+        recipe.without(["A", "B"])

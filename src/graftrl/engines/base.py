@@ -3,7 +3,7 @@ on several models at the same time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from graftrl.config import Recipe
 from graftrl.objective import Objective
 from graftrl.objective.importance import Gap
 from graftrl.policies.codec import Codec
@@ -63,6 +64,21 @@ class Engine(Protocol):
         ...
 
     def save(self, folder: Path) -> None: ...
+
+    def restore(self, recipe: Recipe, checkpoint: Path | None, lost: Collection[str]) -> None:
+        """Go back to a checkpoint (None: to the start), with this recipe's models, which may be fewer than before.
+
+        Args:
+            lost: models whose workers are made anew.
+
+        Raises:
+            WorkerLost: some cannot be, or were lost again. With fewer models another attempt may succeed.
+        """
+        ...
+
+    def news(self) -> list[str]:
+        """What befell the engine since this was last asked, for people."""
+        ...
 
     def close(self) -> None:
         """Let go of whatever the engine holds outside of this process. Nothing can be asked of it afterwards."""

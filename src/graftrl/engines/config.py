@@ -45,19 +45,36 @@ class RaySettings(Settings):
     """Read by `engine: ray` alone.
 
     address: of a running Ray cluster, or "auto" to find it; none: Ray starts on this machine and ends with the run.
+    sampler: "vllm"; or "transformers", which samples as the local engine does: slower, and of every model that trains.
     resources: per model; what is not named takes the defaults.
     sync_tolerance: most nats per token, on average over a few sequences, between sampler and trainer after a weight
         sync; none: 0.01 in float32, 0.2 in bfloat16.
     weight_sync: how new weights reach the samplers. "direct": from trainer to sampler, a layer at a time (NCCL between
         GPUs, a GPU's own memory with devices: shared); "host": through the hosts' memory; "auto": direct on GPUs.
     timeout_s: how long one piece of work of a worker may take; beyond it the worker counts as lost.
+    restart_s: how long workers that take a lost one's place may take to find devices and to load.
+    lost_peer: what follows when a model's workers cannot come back, while other models' can: "alone" goes on without
+        the model; "stop" ends the run.
     """
 
     address: str | None = None
+    sampler: Literal["vllm", "transformers"] = "vllm"
     resources: dict[str, PolicyResources] = Field(default_factory=dict)
     sync_tolerance: float | None = Field(None, gt=0)
     weight_sync: Literal["auto", "direct", "host"] = "auto"
     timeout_s: float = Field(3600.0, gt=0)
+    restart_s: float = Field(600.0, gt=0)
+    lost_peer: Literal["alone", "stop"] = "alone"
+
+    @model_validator(mode="after")
+    def _sampler_can(self) -> RaySettings:
+        parallel = sorted(name for name, of_one in self.resources.items() if of_one.tensor_parallel > 1)
+        if self.sampler == "transformers" and parallel:
+            raise ValueError(
+                f"sampler: transformers has one device, but resources.{parallel[0]}.tensor_parallel is "
+                f"{self.resources[parallel[0]].tensor_parallel}; use vllm"
+            )
+        return self
 
     def of(self, model: str) -> PolicyResources:
         return self.resources.get(model, PolicyResources())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -28,6 +28,9 @@ class LocalEngine:
     def __init__(self, recipe: Recipe, checkpoint: Path | None = None) -> None:
         if recipe.threads is not None:
             torch.set_num_threads(recipe.threads)
+        self.restore(recipe, checkpoint)
+
+    def restore(self, recipe: Recipe, checkpoint: Path | None, lost: Collection[str] = ()) -> None:
         self.frozen = FrozenWeights()
         self.policies = {
             name: HFPolicy(
@@ -89,6 +92,9 @@ class LocalEngine:
     def save(self, folder: Path) -> None:
         for name, policy in self.policies.items():
             policy.save(folder / name)
+
+    def news(self) -> list[str]:
+        return []
 
     def close(self) -> None:
         """Nothing lives elsewhere."""

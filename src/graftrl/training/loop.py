@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from graftrl.training.peers import Remembered, StoredPeer, open_peers, peer_metr
 from graftrl.training.progress import Display
 from graftrl.training.run_folder import RunFolder, TrainingState, disk_errors
 from graftrl.training.search import move_weights, sample_members
+from graftrl.training.survivors import Survivors
 from graftrl.training.trackers import open_trackers
 
 EXACT_NATS = 1e-4  # generation log-probabilities this close to a scoring pass serve as old_logprobs
@@ -59,10 +61,13 @@ class Prepared:
     live: LivePeers = field(default_factory=lambda: LivePeers({}, ()))
 
 
-def prepare(recipe: Recipe, run: RunFolder | None = None) -> Prepared:
-    """Load data and models and check that they fit together. Raises ConfigError, DataError or ModelError."""
+def prepare(recipe: Recipe, run: RunFolder | None = None, engine: Engine | None = None) -> Prepared:
+    """Load data and models and check that they fit together. engine: with the recipe's models, where it is open.
+
+    Raises ConfigError, DataError or ModelError.
+    """
     task = build_task(recipe.task)
-    engine = open_engine(recipe, None if run is None else run.latest_checkpoint())
+    engine = engine or open_engine(recipe, None if run is None else run.latest_checkpoint())
     limit = recipe.sampling.max_prompt_tokens
     lengths = [prompt_length(codec) for codec in engine.codecs.values()]
     train, notes = within_limit(task.train, lengths, limit, "training prompts")
@@ -81,34 +86,51 @@ def prepare(recipe: Recipe, run: RunFolder | None = None) -> Prepared:
     return Prepared(task, engine, method, stream, validation, lengths, steps, notes, peers, History(run), live)
 
 
-def train(run: RunFolder, recipe: Recipe, display: Display) -> TrainingState:
+def train(run: RunFolder, recipe: Recipe, display: Display, *, bring_back: bool = False) -> TrainingState:
     """Train from the run folder's last whole checkpoint (or from the start) to the recipe's last step.
 
-    Ctrl-C finishes the step under way, saves, and returns; a second one stops at once. Where the engine loses a worker
-    the run goes on from its last checkpoint with new ones.
+    Ctrl-C finishes the step under way, saves, and returns; a second one stops at once. Where the engine loses workers
+    the run goes on from its last checkpoint with new ones, or without their model: see `Survivors`.
+
+    Args:
+        bring_back: train models again that an earlier part of the run lost.
 
     Raises:
-        WorkerLost: workers were lost twice without a new checkpoint in between.
+        WorkerLost: workers were lost and no model can go on.
     """
-    lost_at, notes = -1, list[str]()
-    while True:
-        try:
-            return _train(run, recipe, display, notes)
-        except WorkerLost as error:
-            saved = max(run.checkpoint_steps(), default=0)
-            if saved <= lost_at:
-                raise
-            lost_at, notes = saved, [f"WORKERS LOST, started again: {error}"]
-
-
-def _train(run: RunFolder, recipe: Recipe, display: Display, notes_before: Sequence[str]) -> TrainingState:
     with run.locked(), disk_errors(run.root), ExitStack() as opened:
         _, state, notes = run.rewind()
-        prepared = prepare(recipe, run)
+        survivors = Survivors(run, recipe, state, bring_back=bring_back)
+        prepared = prepare(survivors.recipe, run)
         opened.callback(prepared.engine.close)
+        notes = notes if state.step else []
+        while True:
+            try:
+                return _train(run, survivors, prepared, state, display, notes)
+            except WorkerLost as error:
+                _, state, _ = run.rewind()
+                notes = survivors.recover(prepared.engine, state, error)
+                prepared = prepare(survivors.recipe, run, prepared.engine)
+
+
+def _train(
+    run: RunFolder,
+    survivors: Survivors,
+    prepared: Prepared,
+    state: TrainingState,
+    display: Display,
+    notes: Sequence[str],
+) -> TrainingState:
+    recipe = survivors.recipe
+
+    def save(folder: Path) -> None:
+        prepared.engine.save(folder)
+        survivors.carry(folder)
+
+    with ExitStack() as opened:
         opened.callback(prepared.live.close)
         prepared.live.begin(state.step)
-        notes = [*notes_before, *(notes if state.step else [])]
+        notes = [*notes, *survivors.notes]
         display.start(recipe, prepared.steps, state, [*prepared.notes, *notes])
         trackers = open_trackers(recipe, run)
         verification = recipe.verification
@@ -118,10 +140,12 @@ def _train(run: RunFolder, recipe: Recipe, display: Display, notes_before: Seque
             stop = False
             while state.step < prepared.steps and not stop:
                 metrics = train_step(recipe, prepared, run, pool, state)
+                metrics["models"] |= {model: group_metrics([]) for model in survivors.lost}
+                metrics["notes"] = [*survivors.notes, *prepared.engine.news(), *metrics["notes"]]
                 stop = interrupted()  # asked once a step: what stops the loop is what was saved
                 due = state.step % recipe.checkpoint.every == 0 or state.step in (prepared.steps, state.best_step)
                 if due or stop:
-                    run.save_checkpoint(state, prepared.engine.save, recipe.checkpoint.keep)
+                    run.save_checkpoint(state, save, recipe.checkpoint.keep)
                 run.append_metrics(metrics)
                 trackers.log(metrics)
                 display.step(metrics)

@@ -25,7 +25,8 @@ class TrainingState:
     step: finished steps. batches: prompt batches consumed (more than steps under dynamic sampling). wall_s: accumulated
     seconds of finished steps. The token counts are accumulated over steps and models. mean_rewards: per model, of
     every step. memory: what the method left for the next step. exact_generation: per model, whether generation
-    log-probabilities serve as `old_logprobs`. metrics: the line of the last finished step.
+    log-probabilities serve as `old_logprobs`. lost: models that no longer train, each with the last step that trained
+    it. metrics: the line of the last finished step.
     """
 
     step: int = 0
@@ -37,6 +38,7 @@ class TrainingState:
     mean_rewards: dict[str, list[float]] = field(default_factory=dict)
     memory: dict[str, Any] = field(default_factory=dict)
     exact_generation: dict[str, bool] = field(default_factory=dict)
+    lost: dict[str, int] = field(default_factory=dict)
     best_step: int | None = None
     best_score: float | None = None
     metrics: dict[str, Any] | None = None

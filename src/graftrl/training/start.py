@@ -45,10 +45,10 @@ def memory_errors(run: Path) -> Iterator[None]:
         ) from error
 
 
-def train_in(folder: RunFolder, *, quiet: bool) -> None:
-    """Train, or go on, in a run folder."""
+def train_in(folder: RunFolder, *, quiet: bool, bring_back: bool = False) -> None:
+    """Train, or go on, in a run folder. bring_back: as of `train`."""
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     with memory_errors(folder.root):
-        train(folder, folder.recipe(), Silent() if quiet else Terminal())
+        train(folder, folder.recipe(), Silent() if quiet else Terminal(), bring_back=bring_back)
     typer.echo(f"run folder: {folder.root}")

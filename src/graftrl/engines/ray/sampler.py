@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from graftrl.engines.ray.weights import Chunk, Route
 from graftrl.policies.config import SamplingSettings
+from graftrl.policies.sampling import Sampled
 
 Ids = Sequence[int] | NDArray[np.int64]
 
@@ -32,15 +33,6 @@ class SamplerOptions:
     sleeps: bool = False
     eager: bool = False
     trust_remote_code: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """One response. stopped: it ended itself, with the EOS as its last token."""
-
-    token_ids: NDArray[np.int64]
-    logprobs: NDArray[np.float32]
-    stopped: bool
 
 
 class Sampler:
@@ -73,7 +65,7 @@ class Sampler:
 
     def sample(
         self, prompts: Sequence[Ids], n: int, seeds: Sequence[int], sampling: SamplingSettings, eos_ids: Sequence[int]
-    ) -> list[list[Drawn]]:
+    ) -> list[list[Sampled]]:
         """n responses to each prompt, drawn from the prompt's seed: whoever samples beside it changes nothing."""
         from vllm import SamplingParams
 
@@ -96,7 +88,7 @@ class Sampler:
         outputs = self._llm.generate(_inputs(prompts), wanted, use_tqdm=False)
         return [
             [
-                Drawn(
+                Sampled(
                     np.array(one.token_ids, np.int64),
                     np.array([of[i].logprob for i, of in zip(one.token_ids, one.logprobs, strict=True)], np.float32),
                     one.finish_reason == "stop",
@@ -168,6 +160,9 @@ class Sampler:
         if self._asleep:
             self._llm.wake_up()
             self._asleep = False
+
+    def pid(self) -> int:
+        return os.getpid()
 
 
 def _roomy(size: int) -> Path | None:

@@ -50,6 +50,7 @@ class Trainer:
     def __init__(self, name: str, rank: int, size: int, threads: int | None, timeout_s: float) -> None:
         self._name, self._rank, self._size = name, rank, size
         self._timeout = datetime.timedelta(seconds=timeout_s)
+        self._policy: Any = None
         self._store: Any = None
         self._weights_store: Any = None
         self._link: Link | None = None  # to this rank's samplers
@@ -74,8 +75,6 @@ class Trainer:
         """
         from torch.distributed.device_mesh import init_device_mesh
 
-        from graftrl.engines.ray.sharding import ShardedRanks
-
         store = self._store or TCPStore(*address, self._size, timeout=self._timeout)
         settings = recipe.models[self._name]
         kind = "cuda" if settings.device.startswith("cuda") else "cpu"
@@ -86,13 +85,27 @@ class Trainer:
             world_size=self._size,
             timeout=self._timeout,
         )
-        ranks = ShardedRanks(init_device_mesh(kind, (self._size,)))
-        self._policy = HFPolicy(self._name, settings, recipe.sampling, checkpoint, self._frozen, ranks=ranks)
+        self._mesh = init_device_mesh(kind, (self._size,))
+        self.load(recipe, checkpoint)
         self._scorers = open_scorers(recipe, self._frozen)
         return Opened(
             {self._name: self._policy.codec.prepend_bos}
             | {name: scorer.codec.prepend_bos for name, scorer in self._scorers.items()},
             (*self._policy.notes, *(note for scorer in self._scorers.values() for note in scorer.notes)),
+        )
+
+    def load(self, recipe: Recipe, checkpoint: Path | None) -> None:
+        """The policy as it is in the checkpoint; the one before is forgotten first."""
+        from graftrl.engines.ray.sharding import ShardedRanks
+
+        self._policy = None
+        self._policy = HFPolicy(
+            self._name,
+            recipe.models[self._name],
+            recipe.sampling,
+            checkpoint,
+            self._frozen,
+            ranks=ShardedRanks(self._mesh),
         )
 
     def score(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
