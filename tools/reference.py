@@ -23,8 +23,9 @@ from docstrings import taken_apart
 
 from graftrl.cli import app
 from graftrl.config import Recipe
+from graftrl.engines.config import PolicyResources
 from graftrl.lab.programs import HiddenProgramsConfig
-from graftrl.logs.config import PeerSettings
+from graftrl.logs.config import LivePeerSettings, PeerSettings
 from graftrl.methods import METHODS, PRESETS
 from graftrl.methods.distillation import DistillationSettings
 from graftrl.methods.grpo import ClipSettings
@@ -45,7 +46,8 @@ SECTIONS: list[tuple[str, str, type[BaseModel]]] = [
     ("models.NAME", "One for each model that trains; NAME is yours.", ModelSettings),
     ("models.NAME.optimizer", "", ModelSettings.model_fields["optimizer"].annotation),  # type: ignore[list-item]
     ("models.NAME.lora", "", get_args(ModelSettings.model_fields["lora"].annotation)[0]),
-    ("peers.NAME", "Guide: [stored peers](../how-to/stored-peers.md).", PeerSettings),
+    ("peers.NAME: stored", "Guide: [stored peers](../how-to/stored-peers.md).", PeerSettings),
+    ("peers.NAME: live", "Guide: [live peers](../how-to/live-peers.md).", LivePeerSettings),
     ("scorers.NAME", "Guide: [scorers](../scorers.md).", ScorerSettings),
     ("task: kind math", "Guide: [tasks](../how-to/tasks.md).", MathConfig),
     ("task: kind code", "Guide: [programming problems](../how-to/code.md).", CodeConfig),
@@ -55,6 +57,7 @@ SECTIONS: list[tuple[str, str, type[BaseModel]]] = [
     ("task: kind hidden_programs", "See [the laboratory](../lab.md).", HiddenProgramsConfig),
     ("task.train, task.validation", "Sources of problems.", DataSource),
     *((name, "", field.annotation) for name, field in Recipe.model_fields.items() if _is_section(field.annotation)),
+    ("ray.resources.NAME", "NAME is a model's. Guide: [past one process](../how-to/scale.md).", PolicyResources),
 ]
 
 # Options that several methods have, listed once.

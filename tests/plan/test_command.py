@@ -136,9 +136,73 @@ def test_the_resources_of_a_ray_recipe_are_its_layout():
     found = plan(*resources, device=["h200"])
     assert found.count == 9 and "qwen3 on 2 x h200 + 3 for sampling" in found.layout
     assert found.used["other role"] > 0
-    memory = found.policies[1].memory
-    assert found.peak["qwen3"] == max(memory.training - memory.sampler, memory.sampler + memory.cache + memory.logits)
-    assert plan(*resources, device=["h200"], devices=["2"]).used["other role"] == 0  # an option wins
+    for policy in found.policies:
+        w = policy.workers
+        assert policy.memory == w.trainer and found.peak[policy.name] == w.peak
+        assert (w.trainers, w.samplers, w.shared) == ((4, 4, True) if policy.name == "smollm3" else (2, 3, False))
+        assert w.asked == -(-32 * 8 // w.samplers) and w.rows == 16 * 8 // w.trainers
+    shared, own = (policy.idle for policy in found.policies)
+    assert shared.keys() == {"devices"} and own.keys() == {"trainers", "samplers"}
+    spent = found.policies[1].step
+    assert own["samplers"] == pytest.approx(1 - (spent["sampling"] + spent["sync"]) / found.step_seconds)
+    assert own["trainers"] == pytest.approx(
+        1 - (spent["scoring"] + spent["training"] + spent["sync"]) / found.step_seconds
+    )
+    other = plan(*resources, device=["h200"], devices=["2"])  # an option wins
+    assert other.used["other role"] == 0 and all(policy.workers is None for policy in other.policies)
+
+
+def test_the_workers_of_a_ray_recipe_are_shown(graftrl):
+    resources = "ray.resources={smollm3: {trainers: 2, samplers: 2, devices: shared}, qwen3: {trainers: 2}}"
+    asked = ["plan", PAIR, "engine=ray", resources, *FEWER, *SMALL, "--device", "h200", "--steps", "1"]
+    code, out, _ = graftrl(*asked)
+    assert code == 0 and "memory on each trainer" in out and "smollm3 (2, shared)" in out and "qwen3 (1)" in out
+    assert "keys and values" in out and "samplers idle" in out and "does NOT fit" not in out
+    found = json.loads(graftrl(*asked, "--json")[1])
+    w = found["policies"][0]["workers"]
+    assert w["held"] == w["cache"] // (w["token"] * w["longest"]) > 0 and w["token"] == 2 * 36 * 2 * 512
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("ray.resources.smollm3={trainers: 1, devices: shared, memory_share: 0.1}", "do not hold its weights"),
+        ("ray.resources.smollm3={trainers: 1, devices: shared, memory_share: 0.6}", "that shares its device need"),
+        ("ray.resources.smollm3={memory_share: 0.99}", "lower ray.resources.smollm3.memory_share"),
+    ],
+)
+def test_workers_that_do_not_fit_are_named(change, said):
+    found = plan("engine=ray", change, device=["h100"], steps=1)
+    assert not found.fits and any(said in text for text in found.warnings) and found.advice
+
+
+def test_advice_on_workers_is_true():
+    tight = ["engine=ray", "ray.resources={smollm3: {devices: shared}, qwen3: {devices: shared}}"]
+    advice = run_plan(PlanRequest(PAIR, tight, device=["a100"], steps=1)).advice
+    assert "2 times as many devices" in advice[-1] or "devices=own" in "".join(advice)
+    for text in advice:
+        changes = [f"models.{n}.{k}={v}" for n in ("smollm3", "qwen3") for k, v in
+                   re.findall(r"models\.NAME\.(\S+)=(\S+)", text)]  # fmt: skip
+        times = int((re.search(r"(\d+) times as many", text) or [0, 1])[1])
+        devices = "own" if "devices=own" in text else "shared"
+        resources = f"{{trainers: {times}, samplers: {times}, devices: {devices}}}"
+        changed = [*changes, *(f"ray.resources.{name}={resources}" for name in ("smollm3", "qwen3"))]
+        assert run_plan(PlanRequest(PAIR, [*tight, *changed], device=["a100"], steps=1)).fits, text
+
+
+def test_a_dry_run_of_a_ray_recipe_counts_its_workers(graftrl, tiny):
+    resources = ["engine=ray", "ray.resources.A={trainers: 2, samplers: 1}"]
+    code, out, _ = graftrl("train", tiny, "--dry-run", "--json", *resources)
+    found = json.loads(out)
+    assert code == 0 and found["fits"] and found["peak_bytes"] == sum(w["together"] for w in found["workers"].values())
+    assert found["workers"]["A"]["trainers"] == 2 and found["workers"]["B"]["trainers"] == 1
+    assert [line["peak"] for line in found["models"]] == [
+        max(w["trainer_peak"], w["sampler_peak"]) for w in found["workers"].values()
+    ]
+    code, out, _ = graftrl("train", tiny, "--dry-run", *resources)
+    assert code == 0 and "A: trainers 2, each at most" in out and "on others" in out
+    code, out, _ = graftrl("train", tiny, "--dry-run", *resources, "ray.address=auto")
+    assert code == 0 and "graftrl plan --device KIND" in out and "memory: about" not in out
 
 
 def test_numbers_of_a_device_can_be_set():

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import polars as pl
 
 from graftrl.config import Recipe, load_recipe
+from graftrl.engines.config import PolicyResources
 from graftrl.errors import ConfigError
 from graftrl.logs.reader import RolloutLog, scan_many
 from graftrl.plan.devices import Device, device_named
@@ -87,9 +88,10 @@ def layout_of(recipe: Recipe, request: PlanRequest) -> Layout:
     """
     counts = by_policy(recipe, request.devices, "--devices", _count)
     samplers: dict[str, int] = {}
+    resources: dict[str, PolicyResources] = {}
     if recipe.engine == "ray" and not counts and request.own is None:
         for name in recipe.models:
-            of_model = recipe.ray.of(name)
+            of_model = resources[name] = recipe.ray.of(name)
             counts[name] = of_model.trainers
             if of_model.devices == "own":
                 samplers[name] = of_model.samplers * of_model.tensor_parallel
@@ -110,6 +112,7 @@ def layout_of(recipe: Recipe, request: PlanRequest) -> Layout:
         shared=not own,
         sampler=several if request.sampler is None else request.sampler,
         samplers=samplers,
+        resources=resources,
     )
     check_layout(layout)
     return layout

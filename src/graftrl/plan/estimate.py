@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from graftrl.config import Recipe
+from graftrl.engines.config import PolicyResources
 from graftrl.errors import ConfigError
 from graftrl.methods.extensions import UsesScorers
 from graftrl.objective.distillation import REFERENCE
@@ -19,8 +20,8 @@ from graftrl.plan.workload import Workload
 from graftrl.policies.config import LoraSettings, ModelSettings
 from graftrl.policies.costs import ModelShape
 from graftrl.training.memory import MemoryEstimate, memory_of, together
+from graftrl.training.workers import HEADROOM, Workers, workers_of
 
-_HEADROOM = 0.95  # of a device's memory may be planned; fragments and libraries take the rest
 _MORE = (2, 4, 8, 16, 32)  # times as many devices, tried in this order
 
 
@@ -29,6 +30,7 @@ class Layout:
     """devices: per policy, how many and of which kind. shared: all policies take turns on the same ones. sampler: each
     policy samples with an engine of its own (vLLM) beside its trainer; else with its training weights (local engine).
     samplers: per policy, devices for its samplers alone, besides the others; without them the same ones do both.
+    resources: per policy, what the engine ray gives it; empty for another layout than the recipe's.
     """
 
     devices: Mapping[str, int]
@@ -36,6 +38,7 @@ class Layout:
     shared: bool
     sampler: bool
     samplers: Mapping[str, int] = field(default_factory=dict)
+    resources: Mapping[str, PolicyResources] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -44,7 +47,9 @@ class Layout:
 
 @dataclass(frozen=True)
 class PolicyPlan:
-    """One policy on its devices. memory: bytes on each. available: bytes of each. source: of the shape."""
+    """One policy on its devices. memory: bytes on each; with `workers`, of a trainer. available: bytes of each. source:
+    of the shape. workers: trainers and samplers of the engine ray. idle: by kind of device, the share of a step in
+    which it has no work."""
 
     name: str
     parameters: int
@@ -56,6 +61,8 @@ class PolicyPlan:
     step: dict[str, float]
     tokens: int
     waits: float
+    workers: Workers | None = None
+    idle: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -110,6 +117,7 @@ class Plan:
         content = {**asdict(self), "fits": self.fits}
         for policy, of_policy in zip(content["policies"], self.policies, strict=True):
             policy["memory"] |= {"training": of_policy.memory.training, "sampling": of_policy.memory.sampling}
+            policy["workers"] = None if of_policy.workers is None else of_policy.workers.to_dict()
         return json.dumps(content, ensure_ascii=False, indent=2, allow_nan=False)
 
 
@@ -124,13 +132,16 @@ def make_plan(
 ) -> Plan:
     """Raises ConfigError or ModelError."""
     shapes = {name: shape_for(name, settings) for name, settings in recipe.models.items()}
-    memories = {name: _memory(recipe, name, shapes[name][0], recipe.models[name], layout) for name in recipe.models}
     readers = _frozen(recipe, {name: shape for name, (shape, _) in shapes.items()})
     frozen = _frozen_bytes(readers)
-    peak = _peaks(layout, memories, frozen)
-    members = _members(recipe, shapes, layout, workload, readers)
+    workers = _workers(recipe, shapes, recipe.models, layout, frozen)
+    memories = {
+        name: workers[name].trainer if workers else _memory(recipe, name, shapes[name][0], settings, layout)
+        for name, settings in recipe.models.items()
+    }
+    peak, warnings = _peaks_and_warnings(recipe, shapes, recipe.models, layout, frozen)
+    members = _members(recipe, shapes, layout, workload, readers, workers)
     mean, seconds = mean_step(members, workload, shared=layout.shared, steps=steps, seed=seed)
-    warnings = _warnings(layout, peak)
     notes = [
         f"{name}: a mixture of experts; every token is taken to meet all of them, which is too many"
         for name, (shape, _) in shapes.items()
@@ -140,6 +151,7 @@ def make_plan(
         notes.append("frozen models lie whole on every device, and read all rows that are trained on")
     if layout.count > 1 or layout.sampler:
         notes.append("training is taken to be split over a policy's devices (FSDP), sampling to run beside it (vLLM)")
+    notes += _notes_on_workers(workers)
     return Plan(
         name=recipe.name,
         method=recipe.method.name,
@@ -158,6 +170,8 @@ def make_plan(
                 mean.phases_of[name],
                 mean.tokens[name],
                 mean.waits[name],
+                workers.get(name),
+                _idle(mean, name, workers[name]) if workers else {},
             )
             for name, (shape, source) in shapes.items()
         ],
@@ -225,6 +239,72 @@ def _frozen_bytes(frozen: Sequence[_Frozen]) -> int:
     return sum(sizes.values())
 
 
+def _workers(
+    recipe: Recipe,
+    shapes: Mapping[str, tuple[ModelShape, str]],
+    models: Mapping[str, ModelSettings],
+    layout: Layout,
+    frozen: int,
+) -> dict[str, Workers]:
+    training = recipe.training
+    return {
+        name: workers_of(
+            shapes[name][0],
+            models[name],
+            recipe.sampling,
+            resources,
+            sampler=recipe.ray.sampler,
+            available=int(layout.kinds[name].memory),
+            on_cpu=layout.kinds[name].exps is not None,
+            responses=training.prompts_per_step * training.group_size,
+            minibatch=training.minibatch_prompts * training.group_size,
+            frozen=frozen,
+        )
+        for name, resources in layout.resources.items()
+    }
+
+
+def _notes_on_workers(workers: Mapping[str, Workers]) -> list[str]:
+    found = []
+    for name, w in workers.items():
+        if 1 <= w.held < w.asked:
+            found.append(
+                f"{name}: a sampler holds {w.held:,} responses of the greatest length at once and is asked for "
+                f"{w.asked:,}; where they get that long, the others wait or begin again"
+            )
+        if w.shared and w.samplers < w.trainers:
+            found.append(f"{name}: times are those of {w.trainers} samplers; it has {w.samplers}")
+        if w.tensor_parallel > 1:
+            found.append(f"{name}: a sampler's {w.tensor_parallel} devices are taken to sample each by itself")
+    return found
+
+
+def _idle(step: Step, name: str, workers: Workers) -> dict[str, float]:
+    """From the policy's own seconds: a device is busy from its phase's begin to the policy's last end in it."""
+    spent = step.phases_of[name]
+    training = spent["scoring"] + spent["training"] + spent["sync"]
+    if workers.shared:
+        return {"devices": 1 - (training + spent["sampling"]) / step.total}
+    return {"trainers": 1 - training / step.total, "samplers": 1 - (spent["sampling"] + spent["sync"]) / step.total}
+
+
+def _peaks_and_warnings(
+    recipe: Recipe,
+    shapes: Mapping[str, tuple[ModelShape, str]],
+    models: Mapping[str, ModelSettings],
+    layout: Layout,
+    frozen: int,
+) -> tuple[dict[str, int], list[str]]:
+    """Bytes on the fullest device by policy, and what does not fit."""
+    workers = _workers(recipe, shapes, models, layout, frozen)
+    if workers:
+        problems = [problem for name, w in workers.items() for problem in w.problems(name)]
+        return {name: w.peak for name, w in workers.items()}, problems
+    memories = {name: _memory(recipe, name, shapes[name][0], models[name], layout) for name in models}
+    peak = _peaks(layout, memories, frozen)
+    return peak, _warnings(layout, peak)
+
+
 def _peaks(layout: Layout, memories: Mapping[str, MemoryEstimate], frozen: int) -> dict[str, int]:
     """Bytes on a device at the peak, by policy; of shared devices one number under all names."""
     if layout.shared:
@@ -239,7 +319,7 @@ def _warnings(layout: Layout, peak: Mapping[str, int]) -> list[str]:
     found = []
     for name, size in peak.items():
         device = layout.kinds[name]
-        if size > _HEADROOM * device.memory:
+        if size > HEADROOM * device.memory:
             who = "all policies" if layout.shared else name
             found.append(
                 f"{who}: about {size / GIB:.1f} GiB on each {device.name}, which has {device.memory / GIB:.1f} GiB"
@@ -254,8 +334,7 @@ def _memory_advice(
     together as it takes."""
 
     def fits(settings: Mapping[str, ModelSettings], layout: Layout) -> bool:
-        memories = {name: _memory(recipe, name, shapes[name][0], settings[name], layout) for name in settings}
-        return not _warnings(layout, _peaks(layout, memories, frozen))
+        return not _peaks_and_warnings(recipe, shapes, settings, layout, frozen)[1]
 
     def changed(**update: Any) -> dict[str, ModelSettings]:
         return {name: settings.model_copy(update=update) for name, settings in recipe.models.items()}
@@ -271,12 +350,21 @@ def _memory_advice(
         f"models.NAME.microbatch_tokens={longest} (one row of the greatest length)": {"microbatch_tokens": longest},
         f"models.NAME.sample_rows={rows}": {"sample_rows": rows},
     }
+    if layout.resources:  # which takes no adapters; its samplers decide themselves what they sample at once
+        changes = {text: update for text, update in changes.items() if not {"lora", "sample_rows"} & update.keys()}
     layouts = {"": layout}
+    if any(resources.devices == "shared" for resources in layout.resources.values()):
+        own = {name: r.model_copy(update={"devices": "own"}) for name, r in layout.resources.items()}
+        layouts["ray.resources.NAME.devices=own"] = replace(layout, resources=own)
     if layout.shared and len(layout.devices) > 1:
         layouts["devices of its own for each policy (--own)"] = replace(layout, shared=False, sampler=True)
     for f in _MORE:
         more = {name: f * n for name, n in layout.devices.items()}
-        layouts[f"{f} times as many devices"] = replace(layout, devices=more, sampler=True)
+        spread = {
+            name: r.model_copy(update={"trainers": f * r.trainers, "samplers": f * r.samplers})
+            for name, r in layout.resources.items()
+        }
+        layouts[f"{f} times as many devices"] = replace(layout, devices=more, sampler=True, resources=spread)
     found: list[str] = []
     for text, other in layouts.items():
         alone = [change for change, update in changes.items() if fits(changed(**update), other)]
@@ -308,9 +396,12 @@ def _members(
     layout: Layout,
     workload: Workload,
     readers: Sequence[_Frozen],
+    workers: Mapping[str, Workers],
 ) -> list[Member]:
     found = []
     for name, settings in recipe.models.items():
+        if name in workers and recipe.ray.sampler == "vllm":
+            settings = settings.model_copy(update={"sample_rows": _slots(workers[name], workload, name)})
         on_cpu = layout.kinds[name].exps is not None
         shares_prompts = on_cpu and not layout.sampler and not settings.gradient_checkpointing
         speed = Speed(
@@ -328,6 +419,13 @@ def _members(
         )
         found.append(Member(name, speed, layout.devices[name], rescored, of_policy, layout.samplers.get(name, 0)))
     return found
+
+
+def _slots(workers: Workers, workload: Workload, name: str) -> int:
+    """Responses that a vLLM sampler works on at once, when they have their mean length."""
+    tokens = workload.prompt_tokens + workload.response_tokens[name]
+    most = 1024 if workers.available >= 70 * GIB else 256  # vLLM's own limits
+    return int(min(most, max(1, workers.cache // (workers.token * tokens))))
 
 
 def _time_advice(mean: Step, layout: Layout, members: Sequence[Member]) -> list[str]:

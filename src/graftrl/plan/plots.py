@@ -35,6 +35,11 @@ def memory(plan: Plan) -> Any:
                 left += size
             labels.append(f"{policy.name}, {phase}")
             at += 1
+    for policy in plan.policies:
+        if policy.workers is not None:
+            axis.barh(at, policy.workers.share / GIB, color=MUTED, height=0.7)
+            labels.append(f"{policy.name}, sampler")
+            at += 1
     if plan.shared and len(plan.policies) > 1:
         axis.barh(at, next(iter(plan.peak.values())) / GIB, color=MUTED, height=0.7)
         labels.append("in turn, at most")

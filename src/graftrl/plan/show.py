@@ -14,6 +14,8 @@ def show(plan: Plan, console: Console) -> None:
         console.width = 120  # a pipe has no width; a table must not be cut to 80 columns
     console.print(f"{plan.name}: {plan.method}; {plan.layout}", highlight=False)
     console.print(_memory(plan))
+    if any(policy.workers for policy in plan.policies):
+        console.print(_workers(plan))
     console.print(_time(plan))
     console.print(_devices_time(plan))
     console.print(
@@ -46,7 +48,9 @@ def _gib(size: float) -> str:
 
 def _memory(plan: Plan) -> Table:
     names = (f"{policy.name} ({policy.devices} x {policy.device})" for policy in plan.policies)
-    table = _table("memory on each device, GiB", "", *names, "")
+    of_trainers = any(policy.workers for policy in plan.policies)
+    title = f"memory on each {'trainer' if of_trainers else 'device'}, GiB"
+    table = _table(title, "", *names, "")
     parts = {
         "weights": "exact",
         "gradients": "exact",
@@ -60,6 +64,8 @@ def _memory(plan: Plan) -> Table:
         "training": "peak",
         "sampling": "peak",
     }
+    if of_trainers:
+        parts.pop("sampling")
     for part, what in parts.items():
         sizes = [getattr(policy.memory, part) for policy in plan.policies]
         if any(sizes):
@@ -68,6 +74,33 @@ def _memory(plan: Plan) -> Table:
         table.add_row("frozen models", *[_gib(plan.frozen)] * len(plan.policies), "beside these")
     table.add_row("all together", *(_gib(plan.peak[p.name]) for p in plan.policies), "the peak of a device")
     table.add_row("available", *(_gib(p.available) for p in plan.policies), "")
+    return table
+
+
+def _workers(plan: Plan) -> Table:
+    """What the engine ray gives each policy."""
+    found = [(policy, policy.workers) for policy in plan.policies if policy.workers is not None]
+    names = (
+        f"{policy.name} ({w.samplers}{f' x {w.tensor_parallel}' if w.tensor_parallel > 1 else ''}"
+        f"{', shared' if w.shared else ''})"
+        for policy, w in found
+    )
+    table = _table("samplers: memory on each device, GiB, and work", "", *names, "")
+    table.add_row("share of a device", *(_gib(w.share) for _, w in found), "memory_share")
+    table.add_row("weights", *(_gib(w.sampler_weights) for _, w in found), "")
+    if any(w.workspace for _, w in found):
+        table.add_row("workspace", *(_gib(w.workspace) for _, w in found), "assumed")
+    table.add_row("keys and values", *(_gib(w.cache) for _, w in found), "what is left")
+    table.add_row("one token's, KiB", *(f"{w.token / 1024:,.1f}" for _, w in found), "")
+    table.add_row("responses at once", *(f"{w.held:,}" for _, w in found), "of the greatest length")
+    table.add_row("responses of a step", *(f"{w.asked:,}" for _, w in found), "for each sampler")
+    table.add_row("rows of a minibatch", *(f"{w.rows:,}" for _, w in found), "for each trainer, at most")
+    table.add_row("tokens of a minibatch", *(f"{w.rows * w.longest:,}" for _, w in found), "for each trainer, at most")
+    table.add_row("new weights, at once", *(_gib(w.chunk) for _, w in found), "of a sync, beside the shards")
+    for kind in ("devices", "trainers", "samplers"):
+        if any(kind in policy.idle for policy, _ in found):
+            shares = (f"{policy.idle[kind]:.0%}" if kind in policy.idle else "" for policy, _ in found)
+            table.add_row(f"{kind} idle", *shares, "of a step's time")
     return table
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import psutil
 import torch
@@ -16,6 +17,7 @@ from graftrl.methods.extensions import UsesScorers
 from graftrl.objective.distillation import REFERENCE
 from graftrl.policies.codec import Codec
 from graftrl.policies.config import ModelSettings
+from graftrl.policies.costs import shape_of
 from graftrl.policies.loading import check_context, load_skeleton
 from graftrl.policies.scorers import resolved
 from graftrl.tasks import build_task
@@ -23,6 +25,7 @@ from graftrl.training.data import PromptStream, prompt_length, within_limit
 from graftrl.training.live import LivePeers
 from graftrl.training.memory import MemoryEstimate, estimate_memory, together
 from graftrl.training.peers import open_peers
+from graftrl.training.workers import Workers, workers_of
 
 GIB = 1024**3
 
@@ -62,13 +65,16 @@ class DryRun:
     notes: list[str]
     peak_bytes: int
     available_bytes: int
+    workers: dict[str, Workers] = field(default_factory=dict)  # of the engine ray
+    problems: list[str] = field(default_factory=list)  # of its devices
 
     @property
     def fits(self) -> bool:
-        return self.peak_bytes <= self.available_bytes
+        return self.peak_bytes <= self.available_bytes and not self.problems
 
     def to_json(self) -> str:
-        return json.dumps({**asdict(self), "fits": self.fits}, ensure_ascii=False, indent=2)
+        workers = {name: of_one.to_dict() for name, of_one in self.workers.items()}
+        return json.dumps({**asdict(self), "workers": workers, "fits": self.fits}, ensure_ascii=False, indent=2)
 
 
 def dry_run(recipe: Recipe) -> DryRun:
@@ -77,10 +83,12 @@ def dry_run(recipe: Recipe) -> DryRun:
     codecs: dict[str, Codec] = {}
     memories: dict[str, MemoryEstimate] = {}
     lines: list[ModelLine] = []
+    skeletons: dict[str, Any] = {}
     for name, settings in recipe.models.items():
         model, codecs[name] = load_skeleton(name, settings)
         check_context(name, model, recipe.sampling)
         m = memories[name] = estimate_memory(model, settings, recipe.sampling)
+        skeletons[name] = model
         kind = type(model).__name__
         lines.append(ModelLine(name, kind, m.parameters, m.trainable, m.weights, m.gradients + m.optimizer, m.peak))
     frozen, notes_on_scorers = _frozen(recipe, codecs, memories)
@@ -91,6 +99,16 @@ def dry_run(recipe: Recipe) -> DryRun:
     stream = PromptStream(train, training.prompts_per_step, recipe.seed)
     steps = training.steps or (training.epochs or 0) * stream.batches_per_epoch
     peers = open_peers(recipe.peers, stream, steps, recipe.seed)
+    workers: dict[str, Workers] = {}
+    problems: list[str] = []
+    available = _available_bytes(recipe)
+    if recipe.engine == "ray":
+        whole = sum(line.weights for line in frozen if not line.shared)
+        workers, peak, problems, on_workers = _on_ray(recipe, skeletons, whole)
+        lines = [replace(line, peak=workers[line.name].peak) for line in lines]
+        notes = [*notes, *on_workers]
+        if recipe.ray.address is not None:
+            available = peak  # the cluster's devices are not seen from here
     return DryRun(
         name=recipe.name,
         method=recipe.method.name,
@@ -106,8 +124,44 @@ def dry_run(recipe: Recipe) -> DryRun:
         most_sampled_tokens=training.prompts_per_step * training.group_size * recipe.sampling.max_response_tokens,
         notes=[*task.notes, *notes_on_scorers, *notes, *(note for peer in peers for note in peer.notes)],
         peak_bytes=peak,
-        available_bytes=_available_bytes(recipe),
+        available_bytes=available,
+        workers=workers,
+        problems=problems,
     )
+
+
+def _on_ray(
+    recipe: Recipe, skeletons: Mapping[str, Any], frozen: int
+) -> tuple[dict[str, Workers], int, list[str], list[str]]:
+    """Workers of every policy; bytes of the fullest GPU, or of all together on a machine without; what does not fit;
+    notes. On another cluster than this machine nothing is said about what fits."""
+    gpus = torch.cuda.device_count() if any(s.device != "cpu" for s in recipe.models.values()) else 0
+    available = int(torch.cuda.mem_get_info()[1]) if gpus else int(psutil.virtual_memory().total)
+    training = recipe.training
+    workers = {
+        name: workers_of(
+            shape_of(model),
+            recipe.models[name],
+            recipe.sampling,
+            recipe.ray.of(name),
+            sampler=recipe.ray.sampler,
+            available=available,
+            on_cpu=not gpus,
+            responses=training.prompts_per_step * training.group_size,
+            minibatch=training.minibatch_prompts * training.group_size,
+            frozen=frozen,
+        )
+        for name, model in skeletons.items()
+    }
+    peak = max(w.peak for w in workers.values()) if gpus else sum(w.together for w in workers.values())
+    if recipe.ray.address is not None:
+        note = f"ray.address is {recipe.ray.address}: whether its devices suffice says graftrl plan --device KIND"
+        return workers, peak, [], [note]
+    problems = [problem for name, w in workers.items() for problem in w.problems(name)] if gpus else []
+    wanted = sum(w.devices for w in workers.values())
+    if gpus and wanted > gpus:
+        problems.append(f"ray.resources ask for {wanted} GPUs; this machine has {gpus}")
+    return workers, peak, problems, []
 
 
 def print_dry_run(recipe: Recipe, console: Console | None = None) -> None:
@@ -130,12 +184,26 @@ def print_dry_run(recipe: Recipe, console: Console | None = None) -> None:
     )
     for note in found.notes:
         console.print(f"note: {note}", style="yellow", markup=False, highlight=False)
+    for name, w in found.workers.items():
+        split = f" x {w.tensor_parallel} devices" if w.tensor_parallel > 1 else ""
+        console.print(
+            f"{name}: trainers {w.trainers}, each at most {w.trainer_peak / GIB:.2f} GiB on its device and {w.rows:,} "
+            f"rows of a minibatch; samplers {w.samplers}{split}, {'on the same devices' if w.shared else 'on others'}, "
+            f"each {w.share / GIB:.2f} GiB and, of the {w.asked:,} responses of a step, {w.held:,} of the greatest "
+            "length at once",
+            highlight=False,
+        )
+    for problem in found.problems:
+        console.print(f"does NOT fit: {problem}", style="red", markup=False, highlight=False)
+    if found.workers and recipe.ray.address is not None:
+        return
+    of_what = "at most" if found.workers else "for all models"
     console.print(
-        f"memory: about {found.peak_bytes / GIB:.1f} GiB for all models, {found.available_bytes / GIB:.1f} GiB "
+        f"memory: about {found.peak_bytes / GIB:.1f} GiB {of_what}, {found.available_bytes / GIB:.1f} GiB "
         f"available: {'fits' if found.fits else 'does NOT fit'}",
         highlight=False,
     )
-    if not found.fits:
+    if not found.fits and not found.problems:
         console.print(
             "note: lower sample_rows, microbatch_tokens or logit_elements, or use gradient_checkpointing or lora",
             style="yellow",
