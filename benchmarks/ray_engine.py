@@ -289,9 +289,10 @@ def table(found: dict[str, Any]) -> str:
             "|---|---:|---:|---:|---:|",
         ]
         for name, of in found["overhead"].items():
+            ours, theirs = of["ray"], of["local"]["step"]
             lines.append(
-                f"| {name}: {of['parameters'] / 1e6:.1f} M parameters, {of['rows']} responses "
-                f"| {of['local']['step']:.2f} | {of['ray']['step']:.2f} | {of['ray_over_local']:.2f} | {of['ray']['of it weight sync']:.2f} |"
+                f"| {name}: {of['parameters'] / 1e6:.1f} M parameters, {of['rows']} responses | {theirs:.2f} "
+                f"| {ours['step']:.2f} | {of['ray_over_local']:.2f} | {ours['of it weight sync']:.2f} |"
             )
         lines += [
             "",

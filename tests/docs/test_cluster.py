@@ -123,10 +123,10 @@ def test_a_first_job_trains_with_all_nodes_in_the_cluster(slurm):
     assert job.wait(30) == 0, job.stderr.read()
     token, head, worker, train = slurm.log.read_text().splitlines()
     assert token == "ray get-auth-token --generate"
-    assert head.startswith("ray start --head --node-ip-address=10.0.0.1 --port=30123 --block ")
-    assert worker.startswith("ray start --address=10.0.0.1:30123 ")
+    assert head.startswith("ray start --head --node-ip-address=10.0.0.1 --port=20246 --block ")
+    assert worker.startswith("ray start --address=10.0.0.1:20246 ")
     run = slurm.log.with_name("run")
-    assert train == f"graftrl train pair.yaml --run {run} engine=ray ray.address=auto at 10.0.0.1:30123"
+    assert train == f"graftrl train pair.yaml --run {run} engine=ray ray.address=auto at 10.0.0.1:20246"
 
 
 def test_a_job_whose_ray_does_not_start_ends(slurm):
@@ -139,7 +139,7 @@ def test_a_later_job_goes_on_with_the_run(slurm):
     run.mkdir()
     (run / "config.yaml").write_text("")
     assert slurm().wait(30) == 0
-    assert slurm.log.read_text().splitlines()[-1] == f"graftrl resume {run} at 10.0.0.1:30123"
+    assert slurm.log.read_text().splitlines()[-1] == f"graftrl resume {run} at 10.0.0.1:20246"
 
 
 def test_before_its_time_is_over_the_job_ends_its_step_and_queues_again(slurm):
