@@ -10,7 +10,8 @@ from graftrl.report.command import run_report
 from graftrl.training import loop
 from graftrl.training.loop import train
 from graftrl.training.progress import Silent
-from graftrl.training.run_folder import RunFolder
+from graftrl.training.run_folder import RunFolder, TrainingState
+from graftrl.training.survivors import Survivors
 
 
 class Display(Silent):
@@ -63,7 +64,7 @@ def numbers(run, models="AB"):
 
 
 def test_a_run_that_lost_workers_twice_ends_with_the_numbers_of_one_that_did_not(make_recipe, tmp_path, losing):
-    recipe = make_recipe("graft-no-floor", steps=4)
+    recipe = make_recipe("graft-no-floor", steps=3)
     whole = RunFolder.create(tmp_path / "whole", recipe)
     train(whole, recipe, Silent())
     restored, closed = losing(lambda update: update in (2, 4), ["B"])
@@ -156,3 +157,22 @@ def test_a_run_that_shall_not_go_on_alone_ends(make_recipe, tmp_path, losing):
     with pytest.raises(WorkerLost, match=r"no room; ray.lost_peer is stop; 'graftrl resume .*' goes on from step 1"):
         train(run, recipe, Silent())
     assert [line["step"] for line in run.read_metrics()] == [1]
+
+
+def test_the_best_step_is_one_of_those_with_the_same_models(make_recipe, tmp_path):
+    """Else the mean of pass@1 over A and B would be compared with A's alone."""
+    run = RunFolder.create(tmp_path / "run", make_recipe("graft"))
+    state = TrainingState(step=7, best_step=5, best_score=0.9)
+    survivors = Survivors(run, run.recipe(), state)
+    survivors.recover(Restored(), state, WorkerLost("a worker died", ["B"]))
+    assert (state.best_score, state.lost) == (0.9, {})
+    survivors.recover(Restored(), state, WorkerLost("again", ["B"]))
+    assert (state.best_score, state.lost) == (None, {"B": 7})
+
+
+class Restored:
+    def news(self):
+        return []
+
+    def restore(self, recipe, checkpoint, lost):
+        pass

@@ -32,7 +32,7 @@ class Survivors:
         self._run = run
         self._lost_at: dict[str, int] = {}  # the checkpoint after which a model's workers were last lost
         if bring_back:
-            state.lost = self._brought_back(state.lost)
+            state.lost, state.best_score = self._brought_back(state.lost), None
         self.lost = state.lost
         self.recipe = recipe.without(self.lost)
 
@@ -84,7 +84,8 @@ class Survivors:
             except WorkerLost as again:
                 error = again
                 continue
-            state.lost = self.lost
+            if state.lost != self.lost:  # validation is the mean of other models now, which does not compare
+                state.lost, state.best_score = self.lost, None
             return notes
 
     def _go_on_without(self, gone: Collection[str], error: WorkerLost, step: int) -> None:
