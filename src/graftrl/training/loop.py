@@ -141,7 +141,8 @@ def _train(
             while state.step < prepared.steps and not stop:
                 metrics = train_step(recipe, prepared, run, pool, state)
                 metrics["models"] |= {model: group_metrics([]) for model in survivors.lost}
-                metrics["notes"] = [*survivors.notes, *prepared.engine.news(), *metrics["notes"]]
+                news = [f"step {state.step}: {event}" for event in prepared.engine.news()]
+                metrics["notes"] = [*survivors.notes, *news, *metrics["notes"]]
                 stop = interrupted()  # asked once a step: what stops the loop is what was saved
                 due = state.step % recipe.checkpoint.every == 0 or state.step in (prepared.steps, state.best_step)
                 if due or stop:
