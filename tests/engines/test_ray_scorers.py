@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from ray_runs import assert_close, replay, run_of
 from steps import METHODS, toy_recipe
-from test_ray import STEPS, Replaying, assert_close, run_of
 
 from graftrl.config import parse_recipe
-from graftrl.logs.reader import RolloutLog
-from graftrl.training import loop
 
 pytestmark = pytest.mark.ray
+STEPS = 3
 
 
 @pytest.mark.parametrize("method", [METHODS[1], METHODS[2]], ids=str)
-def test_a_run_with_frozen_models_equals_the_local_engines_on_the_same_rollouts(pair, tmp_path, monkeypatch, method):
+def test_a_run_with_frozen_models_equals_the_local_engines_on_the_same_rollouts(pair, tmp_path, method):
     content = toy_recipe(pair["A"], method, tmp_path / "expert").model_dump(mode="json", exclude_defaults=True)
     content |= {
         "threads": 1, "engine": "ray",
@@ -22,9 +21,7 @@ def test_a_run_with_frozen_models_equals_the_local_engines_on_the_same_rollouts(
         "ray": {"sampler": "transformers", "resources": {"A": {"trainers": 2}}, "timeout_s": 600},
     }  # fmt: skip
     on_ray = run_of(content, tmp_path / "ray")
-    monkeypatch.setattr(Replaying, "log", RolloutLog(on_ray.root), raising=False)
-    monkeypatch.setattr(loop, "open_engine", Replaying)
-    local = run_of({**content, "engine": "local"}, tmp_path / "local")
+    local = replay(content, on_ray, tmp_path / "local")
     assert parse_recipe(content, "test").engine == "ray"
     for ours, theirs in zip(on_ray.read_metrics(), local.read_metrics(), strict=True):
         a, b = ours["models"]["A"], theirs["models"]["A"]
