@@ -56,9 +56,7 @@ def test_a_sampler_that_dies_or_hangs_is_replaced_and_its_prompts_are_asked_agai
     def likelihood(batch):  # which travels by value
         return TokenLoss(-batch.logprobs_BT)
 
-    recipe = parse_recipe(
-        recipe_of({"B": pair["B"]}, steps=1, method="grpo", trainers=1, samplers=2, ray={"timeout_s": 40}), "test"
-    )
+    recipe = parse_recipe(recipe_of({"B": pair["B"]}, steps=1, method="grpo", trainers=1, samplers=2), "test")
     engine = RayEngine(recipe)
     try:
         prompts = list(build_task(recipe.task).train)[:6]
@@ -78,9 +76,11 @@ def test_a_sampler_that_dies_or_hangs_is_replaced_and_its_prompts_are_asked_agai
         assert second[:2] == first[:2] and second[2] != first[2]
 
         hung = signal_worker(engine._workers["B"].samplers[0], signal.SIGSTOP)
+        engine._recipe = recipe.model_copy(update={"ray": recipe.ray.model_copy(update={"timeout_s": 20.0})})
         assert texts(drawn()) == texts(groups)
+        engine._recipe = recipe
         (told,) = engine.news()
-        assert "sampler 0 of model 'B' (no answer within 40 s)" in told
+        assert "sampler 0 of model 'B' (no answer within 20 s)" in told
         assert not Path(f"/proc/{hung}").exists()  # it would keep the device
 
         rows = [
