@@ -30,7 +30,10 @@ def wide_pair(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def content(wide_pair):
-    return recipe_of(wide_pair, steps=STEPS, ray={"sampler": "vllm", "timeout_s": 1200})
+    # new weights go to A's sampler by broadcast and to B's by handover; the test of faults has the way by hosts
+    resources = {"A": {"trainers": 2}, "B": {"trainers": 2, "devices": "shared"}}
+    ray = {"sampler": "vllm", "timeout_s": 1200, "resources": resources, "weight_sync": "direct"}
+    return recipe_of(wide_pair, steps=STEPS, ray=ray)
 
 
 @pytest.fixture(scope="module")
