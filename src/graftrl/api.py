@@ -17,8 +17,10 @@ from graftrl.logs.rollouts import ROLLOUT_SCHEMA, TRANSFER_SCHEMA, read_steps
 from graftrl.report.data import read_runs
 from graftrl.training import loop
 from graftrl.training.progress import Display, Silent, Terminal
+from graftrl.training.remote import create_run, is_of_tables, open_run, read_run
 from graftrl.training.run_folder import RunFolder, TrainingState
 from graftrl.training.trackers import flatten
+from graftrl.urls import is_url
 
 _EVALUATION_SCHEMA: dict[str, Any] = {
     "step": pl.Int64,
@@ -60,7 +62,7 @@ def train(
     Args:
         recipe: the path of a YAML file, its content as a mapping, or a `Recipe`.
         overrides: `{"training.steps": 10}`, or `["training.steps=10"]` as on the command line.
-        run: folder to write; default runs/<name of the recipe>.
+        run: folder or URL (s3://, ...) to write; default runs/<name of the recipe>.
         display: True shows progress as on the command line; or a display of one's own.
 
     Raises:
@@ -68,24 +70,24 @@ def train(
         RunError: the folder already holds a run.
     """
     chosen = _recipe(recipe, overrides)
-    folder = RunFolder.create(Path("runs") / chosen.name if run is None else Path(run), chosen)
+    folder = create_run(Path("runs") / chosen.name if run is None else run, chosen)
     return _train_in(folder, display, callbacks)
 
 
 def resume(run: Path | str, *, display: bool | Display = False, callbacks: Sequence[Callback] = ()) -> Run:
     """Continue an interrupted run from its last whole checkpoint."""
-    return _train_in(RunFolder.open(Path(run)), display, callbacks)
+    return _train_in(open_run(run), display, callbacks)
 
 
 class Run:
-    """A run folder as tables (Polars). It may be read while the run trains.
+    """A run folder as tables (Polars). It may be read while the run trains; of a URL, a copy is made at the start.
 
     Raises:
         RunError: not a run folder.
     """
 
     def __init__(self, path: Path | str) -> None:
-        self._folder = RunFolder.open(Path(path))
+        self._folder = read_run(str(path), is_of_tables) if is_url(path) else RunFolder.open(Path(path))
         self.path = self._folder.root
 
     def __repr__(self) -> str:
@@ -152,11 +154,16 @@ class Run:
     def checkpoint(self, step: int) -> Path | None:
         """The folder of a step's checkpoint, one subfolder a model; None where it was not kept."""
         folder = self._folder.checkpoint(step)
-        return folder if folder.is_dir() else None
+        if not folder.is_dir():
+            return None
+        for model in self.models:
+            self._folder.fetch(folder / model)
+        return folder
 
     @property
     def last_checkpoint(self) -> Path | None:
-        return self._folder.latest_checkpoint()
+        latest = self._folder.latest_checkpoint()
+        return None if latest is None else self.checkpoint(int(latest.name.removeprefix("step-")))
 
     @property
     def best_checkpoint(self) -> Path | None:

@@ -14,6 +14,7 @@ from graftrl import __version__
 from graftrl.doctor.cli import doctor
 from graftrl.errors import GraftrlError
 from graftrl.evaluation.cli import evaluate
+from graftrl.export.cli import export
 from graftrl.init.cli import init
 from graftrl.lab.cli import lab
 from graftrl.logs.cli import app as logs_app
@@ -36,7 +37,12 @@ app = typer.Typer(
 app.add_typer(logs_app, name="logs")
 app.add_typer(proxies_app, name="proxies")
 
-RunOption = Annotated[Path | None, typer.Option("--run", help="Run folder; default runs/<name of the recipe>.")]
+RunOption = Annotated[
+    str | None,
+    typer.Option(
+        "--run", metavar="FOLDER", help="Run folder, or a URL (s3://, ...); default runs/<name of the recipe>."
+    ),
+]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing while training.")]
 
 
@@ -67,15 +73,15 @@ def train(
 
 @app.command()
 def resume(
-    run: Annotated[Path, typer.Argument(metavar="RUN")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its URL.")],
     bring_back: Annotated[bool, typer.Option("--bring-back", help="Train models again that the run lost.")] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Continue an interrupted run from its last whole checkpoint."""
-    from graftrl.training.run_folder import RunFolder
+    from graftrl.training.remote import open_run
     from graftrl.training.start import train_in
 
-    train_in(RunFolder.open(run), quiet=quiet, bring_back=bring_back)
+    train_in(open_run(run), quiet=quiet, bring_back=bring_back)
 
 
 @app.command()
@@ -128,6 +134,7 @@ app.command()(plan)
 app.command()(probe)
 app.command()(doctor)
 app.command()(init)
+app.command()(export)
 app.command()(push)
 app.command()(lab)
 app.command()(transfer)

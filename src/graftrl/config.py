@@ -83,10 +83,14 @@ class EvaluationSettings(Settings):
 
 class CheckpointSettings(Settings):
     """every: steps between checkpoints; a killed run loses at most the steps since the last. keep: newest kept, besides
-    the one that was best in validation (mean pass@1 over the models)."""
+    the one that was best in validation (mean pass@1 over the models).
+    format: "whole" weights, as from_pretrained reads them; or "sharded": every trainer of the ray engine writes its own
+        part, beside the next step. `graftrl export` makes whole weights of parts.
+    """
 
     every: int = Field(1, ge=1)
     keep: int = Field(2, ge=1)
+    format: Literal["whole", "sharded"] = "whole"
 
 
 class VerificationSettings(Settings):
@@ -212,6 +216,11 @@ class Recipe(Settings):
         if strangers:
             raise ValueError(f"ray.resources names {strangers[0]!r}, which is none of the models")
         if self.engine == "local":
+            if self.checkpoint.format == "sharded":
+                raise ValueError(
+                    "checkpoint.format: sharded is for the trainers of engine: ray; engine: local is one process that "
+                    "writes whole weights: set checkpoint.format: whole"
+                )
             return self
         method, unable = self.build_method(), "engine: ray cannot {} yet; set engine: local"
         if isinstance(method, SearchesWeights):

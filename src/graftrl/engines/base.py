@@ -21,6 +21,14 @@ from graftrl.policies.scorers import ScorerCodec
 from graftrl.rollout import Group, Prompt, Row
 
 
+class Writing(Protocol):
+    """A checkpoint whose files are written beside training."""
+
+    def done(self, *, wait: bool) -> bool:
+        """Whether all files are there. wait: until they are; raises GraftrlError where they never will be."""
+        ...
+
+
 class Engine(Protocol):
     @property
     def codecs(self) -> Mapping[str, Codec]: ...
@@ -63,7 +71,9 @@ class Engine(Protocol):
         """theta += sum_i coefficients_i * eps_i with the directions of these seeds."""
         ...
 
-    def save(self, folder: Path) -> None: ...
+    def save(self, folder: Path) -> Writing | None:
+        """Write a checkpoint of all models; None when it is written, else what will be."""
+        ...
 
     def restore(self, recipe: Recipe, checkpoint: Path | None, lost: Collection[str]) -> None:
         """Go back to a checkpoint (None: to the start), with this recipe's models, which may be fewer than before.

@@ -19,7 +19,9 @@ from graftrl.config import Recipe
 from graftrl.errors import ConfigError, ModelError, RunError
 from graftrl.names import model_names
 from graftrl.policies.config import ModelSettings
+from graftrl.training.remote import is_small, read_run
 from graftrl.training.run_folder import RunFolder
+from graftrl.urls import is_url
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ def find_models(arguments: Sequence[str], options: dict[str, Any]) -> list[Subje
 
 def _split(argument: str) -> tuple[RunFolder | None, str | None, str | None]:
     """Run folder, model and step of `RUN:MODEL@STEP`; no run for anything that is a model by itself."""
+    if is_url(argument):
+        return _split_url(argument)
     whole = Path(argument).expanduser()
     if _is_run(whole):
         return RunFolder(whole), None, None
@@ -89,6 +93,13 @@ def _split(argument: str) -> tuple[RunFolder | None, str | None, str | None]:
     if not _is_run(folder):
         raise RunError(f"{argument}: {folder} is no run folder (it has no config.yaml)")
     return RunFolder(folder), model if colon else None, step if at else None
+
+
+def _split_url(argument: str) -> tuple[RunFolder, str | None, str | None]:
+    parent, _, last = argument.rpartition("/")
+    before, at, step = last.partition("@")
+    name, colon, model = before.partition(":")
+    return read_run(f"{parent}/{name}", is_small), model if colon else None, step if at else None
 
 
 def _is_run(folder: Path) -> bool:
@@ -111,7 +122,7 @@ def _of_run(run: RunFolder, model: str | None, step: str | None, options: dict[s
     note = None
     if step is None:
         why = "the newest, for nothing was validated" if run.best_step() is None else "the best in validation"
-        note = f"{run.root}: step {number}, {why}"
+        note = f"{run.place}: step {number}, {why}"
     names = [model] if model is not None else list(recipe.models)
     return [replace(_trained(run, recipe, name, number, folder, options), note=note) for name in names]
 
@@ -148,7 +159,7 @@ def _trained(
     if checkpoint is None:
         changes["lora"] = None
     else:
-        folder = checkpoint / model
+        folder = run.fetch(checkpoint / model)
         if settings.lora is not None:
             adapter = folder
         else:
@@ -156,6 +167,6 @@ def _trained(
         if settings.bos == "auto":  # as it was decided before training
             changes["bos"] = "add" if json.loads((folder / "policy.json").read_text())["prepend_bos"] else "keep"
     named = f"{run.root.resolve().name}-{model}-step{step}"
-    origin = f"{run.root}:{model}@{step}"
+    origin = f"{run.place}:{model}@{step}"
     changed = _settings(path, {**settings.model_dump(exclude={"path"}), **changes})
     return Subject(named, origin, changed, adapter, step, recipe, run=run, model=model)

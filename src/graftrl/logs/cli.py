@@ -10,17 +10,20 @@ from typing import Annotated, Literal
 import typer
 
 from graftrl.errors import ConfigError, DataError
+from graftrl.urls import local, readable
 
 app = typer.Typer(help="Rollout logs: inspect, validate, import, score, merge.", no_args_is_help=True)
 
-LogArgument = Annotated[
-    Path, typer.Argument(metavar="PATH", help="A run folder, a folder of Parquet files, or one file.")
+_LOG = "A run folder, a folder of Parquet files, or one file"
+LogArgument = Annotated[Path, typer.Argument(metavar="PATH", help=f"{_LOG}.", parser=local)]
+LogOrURL = Annotated[
+    Path, typer.Argument(metavar="PATH", help=f"{_LOG}; or a run's URL.", parser=readable("responses"))
 ]
 
 
 @app.command()
 def inspect(
-    path: LogArgument, as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not tables.")] = False
+    path: LogOrURL, as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not tables.")] = False
 ) -> None:
     """Show models, steps, prompts, successes, sampling settings and what is missing."""
     from graftrl.logs.summary import headline, summarize, tables
@@ -40,7 +43,7 @@ def inspect(
 
 @app.command()
 def validate(
-    path: LogArgument,
+    path: LogOrURL,
     most: Annotated[int, typer.Option("--most", min=1, help="Problems to print; the rest is counted.")] = 50,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -185,7 +188,9 @@ def score(
 
 @app.command()
 def merge(
-    logs: Annotated[list[Path], typer.Argument(metavar="LOG ...", help="Run folders, folders of Parquet, or files.")],
+    logs: Annotated[
+        list[Path], typer.Argument(metavar="LOG ...", help="Run folders, folders of Parquet, or files.", parser=local)
+    ],
     out: Annotated[Path, typer.Option(help="Folder to write; must not exist.")],
     rename: Annotated[
         list[str] | None, typer.Option(metavar="[N:]OLD=NEW", help="Rename a model, in the N-th log or in all.")

@@ -7,12 +7,17 @@ from typing import Annotated
 
 import typer
 
+from graftrl.urls import readable
+
 
 def report(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN ...", help="Run folders, or folders that hold runs, such as runs/lab.", show_default=False
+            metavar="RUN ...",
+            help="Run folders, or folders that hold runs, such as runs/lab; or a run's URL.",
+            show_default=False,
+            parser=readable("tables"),
         ),
     ],
     out: Annotated[

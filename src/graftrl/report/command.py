@@ -9,6 +9,7 @@ from graftrl.report import plots as drawing
 from graftrl.report import summary
 from graftrl.report.data import find_runs, join_seeds, read_runs
 from graftrl.report.html import render_report
+from graftrl.training.remote import is_copy
 from graftrl.training.run_folder import disk_errors, write_text
 
 _NAMED = 4  # folders in a title
@@ -29,7 +30,7 @@ def run_report(
     """
     drawing.require_matplotlib()
     runs = join_seeds(read_runs(find_runs(paths), presets=True))
-    page = out or (paths[0] if len(paths) == 1 else Path()) / "report.html"
+    page = out or (paths[0] if len(paths) == 1 and not is_copy(paths[0]) else Path()) / "report.html"
     figures, found = drawing.drawn(runs), summary.tables_of(runs)
     names = list(dict.fromkeys(path.resolve().name for path in paths))
     named = ", ".join(names) if len(names) <= _NAMED else f"{sum(len(run.parts) for run in runs)} runs"

@@ -36,7 +36,7 @@ class History:
     def _read(self, model: str, step: int) -> list[Group]:
         if self._run is None:
             return []
-        file = self._run.step_file("rollouts", step)
+        file = self._run.fetch(self._run.step_file("rollouts", step))
         if file.exists() and not pl.scan_parquet(file).select(pl.len()).collect().item():
             return []  # dynamic sampling kept no group of any model
         log = RolloutLog(file)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graftrl.config import Recipe
-from graftrl.engines.base import Engine
+from graftrl.engines.base import Engine, Writing
 from graftrl.engines.open import open_engine
 from graftrl.errors import ConfigError, WorkerLost
 from graftrl.evaluation.intervals import bootstrap_interval
@@ -123,11 +123,13 @@ def _train(
 ) -> TrainingState:
     recipe = survivors.recipe
 
-    def save(folder: Path) -> None:
-        prepared.engine.save(folder)
+    def save(folder: Path) -> Writing | None:
+        writing = prepared.engine.save(folder)
         survivors.carry(folder)
+        return writing
 
     with ExitStack() as opened:
+        opened.callback(run.settle, wait=False)  # a checkpoint that is written is kept, whatever ends the run
         opened.callback(prepared.live.close)
         prepared.live.begin(state.step)
         notes = [*notes, *survivors.notes]
@@ -148,8 +150,12 @@ def _train(
                 if due or stop:
                     run.save_checkpoint(state, save, recipe.checkpoint.keep)
                 run.append_metrics(metrics)
+                run.settle(wait=False)
+                run.upload()
                 trackers.log(metrics)
                 display.step(metrics)
+        run.settle(wait=True)
+        run.upload()
         trackers.close()
         display.finish(state, prepared.steps)
     return state

@@ -10,12 +10,18 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
 from graftrl.config import Recipe, dump_recipe, load_recipe
+from graftrl.engines.base import Writing
 from graftrl.errors import RunError
+
+if TYPE_CHECKING:
+    from graftrl.training.remote import Mirror, Remote
+
+STEP_KINDS = ("rollouts", "exchange", "evaluations")  # folders with a file a step, made again after a kill
 
 
 @dataclass
@@ -44,6 +50,17 @@ class TrainingState:
     metrics: dict[str, Any] | None = None
 
 
+@dataclass(frozen=True)
+class _Unsettled:
+    """A checkpoint in its temporary folder. writing: None when all its files are there."""
+
+    folder: Path
+    step: int
+    best_step: int | None
+    keep: int
+    writing: Writing | None
+
+
 class RunFolder:
     """config.yaml, metrics.jsonl, rollouts/, exchange/, evaluations/, checkpoints/: see docs/run-folder.md."""
 
@@ -51,6 +68,9 @@ class RunFolder:
         self.root = root
         self.metrics = root / "metrics.jsonl"
         self.checkpoints = root / "checkpoints"
+        self._unsettled: _Unsettled | None = None
+        self.mirror: Mirror | None = None  # where the run lies, if its folder only is where it works
+        self.remote: Remote | None = None  # from where what is not here can be fetched
 
     @classmethod
     def create(cls, root: Path, recipe: Recipe) -> RunFolder:
@@ -125,23 +145,58 @@ class RunFolder:
                 raise RunError(f"{self.metrics}, line {number}: torn or no JSON; remove this line") from error
         return found
 
+    # A run at a URL -------------------------------------------------------------------------------------------------
+
+    @property
+    def place(self) -> str:
+        """The name that people know the run by: its URL or its folder."""
+        remote = self.remote if self.mirror is None else self.mirror.remote
+        return str(self.root) if remote is None else remote.url
+
+    def upload(self) -> None:
+        """Put what is finished to the run's URL, if it has one. Raises RunError as `Mirror.push`."""
+        if self.mirror is not None:
+            self.mirror.push()
+
+    def fetch(self, path: Path) -> Path:
+        """A file or folder of the run, brought here from its URL if it is only there."""
+        remote = self.remote if self.mirror is None else self.mirror.remote
+        if remote is not None and not path.is_file():
+            remote.complete(path.relative_to(self.root).as_posix(), path)
+        return path
+
     # Checkpoints ----------------------------------------------------------------------------------------------------
 
-    def save_checkpoint(self, state: TrainingState, save: Callable[[Path], None], keep: int) -> None:
+    def save_checkpoint(self, state: TrainingState, save: Callable[[Path], Writing | None], keep: int) -> None:
         """Write to a temporary folder, rename, then drop all but the `keep` newest and the best.
 
         Args:
-            save: writes the policies into the folder it is given.
+            save: writes the policies into the folder it is given, or begins to; `settle` then renames it.
         """
+        self.settle(wait=True)
         temporary = self.checkpoints / f".step-{state.step:06d}.tmp"
-        final = self.checkpoint(state.step)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        save(temporary)
+        writing = save(temporary)
         (temporary / "state.json").write_text(json.dumps(asdict(state)))
+        self._unsettled = _Unsettled(temporary, state.step, state.best_step, keep, writing)
+        if writing is None:
+            self.settle(wait=True)
+
+    def settle(self, *, wait: bool) -> None:
+        """Make a checkpoint that was begun the newest one, if all its files are written. wait: until they are.
+
+        Raises:
+            GraftrlError: waiting, that they never will be; the older checkpoints are whole.
+        """
+        begun = self._unsettled
+        if begun is None or not (begun.writing is None or begun.writing.done(wait=wait)):
+            return
+        self._unsettled = None
+        final = self.checkpoint(begun.step)
         shutil.rmtree(final, ignore_errors=True)
-        temporary.rename(final)
-        kept = {*self.checkpoint_steps()[-keep:], state.best_step}
+        begun.folder.rename(final)
+        kept = {*self.checkpoint_steps()[-begun.keep :], begun.best_step}
         for step in self.checkpoint_steps():
             if step not in kept:
                 shutil.rmtree(self.checkpoint(step))
@@ -171,6 +226,7 @@ class RunFolder:
             its folder (None: from the start), its state, and notes on what was found.
         """
         notes = []
+        self._unsettled = None
         for torn in self.checkpoints.glob(".step-*.tmp"):
             shutil.rmtree(torn)
             notes.append(f"{torn.name.strip('.').removesuffix('.tmp')}: checkpoint was cut off while being written")
@@ -181,10 +237,11 @@ class RunFolder:
         if state.metrics is not None and (not lines or lines[-1]["step"] < state.step):
             lines.append(state.metrics)  # killed between the checkpoint and the line
         write_text(self.metrics, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
-        for kind in ("rollouts", "exchange", "evaluations"):
+        for kind in STEP_KINDS:
             for file in (self.root / kind).glob("step-*"):
                 if int(file.stem.removeprefix("step-")) > state.step:
                     file.unlink()
+        self.upload()
         return folder, state, notes
 
     @staticmethod

@@ -15,11 +15,15 @@ from graftrl.errors import ConfigError, ModelError
 from graftrl.training.dry_run import dry_run, print_dry_run
 from graftrl.training.loop import train
 from graftrl.training.progress import Silent, Terminal
+from graftrl.training.remote import create_run
 from graftrl.training.run_folder import RunFolder
 
 
-def train_or_check(recipe: Recipe, run: Path | None, *, check: bool, quiet: bool, as_json: bool = False) -> None:
-    """Train a recipe in `run` (default: runs/NAME), or only check it. as_json: print what the check finds as JSON."""
+def train_or_check(recipe: Recipe, run: Path | str | None, *, check: bool, quiet: bool, as_json: bool = False) -> None:
+    """Train a recipe in `run`, a folder or a URL (default: runs/NAME), or only check it.
+
+    as_json: print what the check finds as JSON.
+    """
     if as_json and not check:
         raise ConfigError("--json belongs to --dry-run; the numbers of a run are in its metrics.jsonl")
     if as_json:
@@ -27,7 +31,7 @@ def train_or_check(recipe: Recipe, run: Path | None, *, check: bool, quiet: bool
     elif check:
         print_dry_run(recipe)
     else:
-        train_in(RunFolder.create(run or Path("runs") / recipe.name, recipe), quiet=quiet)
+        train_in(create_run(run or Path("runs") / recipe.name, recipe), quiet=quiet)
 
 
 @contextmanager
@@ -51,4 +55,4 @@ def train_in(folder: RunFolder, *, quiet: bool, bring_back: bool = False) -> Non
     transformers_logging.set_verbosity_error()
     with memory_errors(folder.root):
         train(folder, folder.recipe(), Silent() if quiet else Terminal(), bring_back=bring_back)
-    typer.echo(f"run folder: {folder.root}")
+    typer.echo(f"run folder: {folder.place}")

@@ -36,7 +36,10 @@ def transfer(
         Literal["sampled", "full", "top_k"], typer.Option(help="full and top_k need one tokenizer.")
     ] = "sampled",
     run: Annotated[
-        Path | None, typer.Option(help="Run folder; default runs/<name of the recipe>-transfer.", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="FOLDER", help="Run folder or URL; default runs/<name of the recipe>-transfer.", show_default=False
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything; do not train.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing while training.")] = False,

@@ -7,12 +7,17 @@ from typing import Annotated
 
 import typer
 
+from graftrl.urls import readable
+
 
 def view(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN ...", help="Run folders, folders that hold runs, or rollout logs.", show_default=False
+            metavar="RUN ...",
+            help="Run folders, folders that hold runs, or rollout logs; or a run's URL.",
+            show_default=False,
+            parser=readable("tables"),
         ),
     ],
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 0,

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graftrl.config import Recipe
+from graftrl.engines.base import Writing
 from graftrl.engines.config import PolicyResources
 from graftrl.engines.ray.sampler import Sampler, SamplerOptions
 from graftrl.engines.ray.spread import spread
@@ -33,6 +34,7 @@ from graftrl.engines.scorers import scorer_names
 from graftrl.errors import ConfigError, GraftrlError, NumericsError, RunError, WorkerLost
 from graftrl.objective import Objective
 from graftrl.objective.importance import Gap, logprob_gap
+from graftrl.policies import shards
 from graftrl.policies.codec import Codec
 from graftrl.policies.config import ModelSettings, SamplingSettings
 from graftrl.policies.hf import UpdateStats
@@ -46,6 +48,7 @@ from graftrl.seeds import derive_seed
 T = TypeVar("T")
 _CHECKED = 4  # sequences of a spot check
 _SECONDS_TO_DIE = 5.0  # between a worker's end and Ray's notice of it
+_SECONDS_TO_BE_SEEN = 60.0  # by the driver's node, of a file that another wrote to a network's disk
 _SECONDS_TO_PLACE = 60.0  # at the start of a run, where the cluster is as it was described
 _LATER_S = 60.0  # by which ranks wait longer for each other than the driver for all: it hears first who hangs
 # One thread each, since workers share the machine; vLLM would compile a few small functions, which takes a minute.
@@ -97,6 +100,17 @@ class SyncTime:
     transport_s: float
     load_s: float
     seconds: float
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A sharded checkpoint that the trainers of an engine write."""
+
+    engine: RayEngine
+    folder: Path
+
+    def done(self, *, wait: bool) -> bool:
+        return self.engine.written(self.folder, wait=wait)
 
 
 class RayEngine:
@@ -339,13 +353,35 @@ class RayEngine:
     def add_directions(self, model: str, seeds: Sequence[int], coefficients: Sequence[float]) -> None:
         raise ConfigError("engine: ray cannot search weights; set engine: local for this method")
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path) -> Writing | None:
+        in_parts = self._recipe.checkpoint.format == "sharded"
         self._all(
             {
-                name: [trainer.save.remote(folder.absolute() / name) for trainer in workers.trainers]
+                name: [trainer.save.remote(folder.absolute() / name, in_parts) for trainer in workers.trainers]
                 for name, workers in self._workers.items()
             }
         )
+        return Parts(self, folder) if in_parts else None
+
+    def written(self, folder: Path, *, wait: bool) -> bool:
+        """Whether the parts of a checkpoint that `save` began are there, as `Writing.done`."""
+        if all(shards.signed(folder / name, len(workers.trainers)) for name, workers in self._workers.items()):
+            return True
+        if not wait:
+            return False
+        told = self._all(
+            {name: [trainer.written.remote() for trainer in w.trainers] for name, w in self._workers.items()}
+        )
+        parts = [folder / n / shards.FOLDER / file for n, of_ranks in told.items() for f in of_ranks for file in f]
+        end = time.monotonic() + _SECONDS_TO_BE_SEEN
+        while missing := [part for part in parts if not part.is_file()]:
+            if time.monotonic() > end:
+                raise RunError(
+                    f"{missing[0]} was written on another node and is not here; with checkpoint.format: sharded, --run "
+                    "must lie on a disk that all nodes share"
+                )
+            time.sleep(1)
+        return True
 
     # Weights --------------------------------------------------------------------------------------------------------
 
@@ -399,7 +435,7 @@ class RayEngine:
             joined[name] = [trainer.join.remote(w.way, size) for trainer in givers[name]]
             for number, sampler in enumerate(w.samplers):
                 rank, giver = (1 + devices * number, 0) if w.way == "broadcast" else (1, number)
-                route = Route(w.way, addresses[name][giver], rank, size, self._recipe.ray.timeout_s)
+                route = Route(w.way, addresses[name][giver], rank, size, self._recipe.ray.timeout_s + _LATER_S)
                 joined[name].append(sampler.join.remote(route))
         self._all(joined)
         chunks = self._all({name: [w.trainers[0].chunks.remote()] for name, w in new.items()})

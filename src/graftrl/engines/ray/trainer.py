@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from graftrl.config import Recipe
 from graftrl.engines.ray.weights import Chunk, Link, chunks_of, gathered, open_link, synchronize
 from graftrl.engines.scorers import open_scorers
 from graftrl.objective import Objective
+from graftrl.policies import shards
 from graftrl.policies.frozen import FrozenWeights
 from graftrl.policies.hf import HFPolicy, UpdateStats
 from graftrl.rollout import Row
@@ -50,9 +52,10 @@ class Trainer:
     def __init__(self, name: str, rank: int, size: int, threads: int | None, timeout_s: float) -> None:
         self._name, self._rank, self._size = name, rank, size
         self._timeout = datetime.timedelta(seconds=timeout_s)
-        self._policy: Any = None
         self._store: Any = None
         self._weights_store: Any = None
+        self._policy: Any = None
+        self._parts: tuple[Path, Future[Any]] | None = None  # of the checkpoint that is or was written
         self._link: Link | None = None  # to this rank's samplers
         self._frozen = FrozenWeights()
         if threads is not None:
@@ -98,7 +101,9 @@ class Trainer:
         """The policy as it is in the checkpoint; the one before is forgotten first."""
         from graftrl.engines.ray.sharding import ShardedRanks
 
-        self._policy = None
+        if self._parts is not None:  # its folder may be written again
+            wait([self._parts[1]])
+        self._parts, self._policy = None, None
         self._policy = HFPolicy(
             self._name,
             recipe.models[self._name],
@@ -172,8 +177,25 @@ class Trainer:
             gathering, giving, start = gathering + ready - start, giving + end - ready, end
         return Sent(size, gathering, giving)
 
-    def save(self, folder: Path) -> None:
-        self._policy.save(folder)
+    # Checkpoints -----------------------------------------------------------------------------------------------------
+
+    def save(self, folder: Path, in_parts: bool) -> None:
+        """Write a checkpoint; in parts: only begin to."""
+        if in_parts:
+            self._parts = folder, shards.signed_when_done(self._policy.save_shards(folder), folder, self._rank)
+        else:
+            self._policy.save(folder)
+
+    def written(self) -> list[str]:
+        """The files of this rank, when those of all ranks are on the disk.
+
+        Raises:
+            OSError, RuntimeError: why they never will be.
+        """
+        assert self._parts is not None
+        folder, writing = self._parts
+        shards.finish(writing)
+        return shards.own_files(folder, self._rank)
 
     def pid(self) -> int:
         return os.getpid()
