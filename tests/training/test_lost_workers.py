@@ -6,6 +6,7 @@ from safetensors.torch import load_file
 
 from graftrl.engines.local import LocalEngine
 from graftrl.errors import RunError, WorkerLost
+from graftrl.methods import METHODS, build_method
 from graftrl.report.command import run_report
 from graftrl.training import loop
 from graftrl.training.loop import train
@@ -176,3 +177,27 @@ class Restored:
 
     def restore(self, recipe, checkpoint, lost):
         pass
+
+
+@pytest.mark.parametrize(
+    ("names", "method", "said"),
+    [
+        ("AB", "graft", "A GOES ON ALONE: NO EXCHANGE, ONLY ITS OWN RESPONSES, AS IN GRPO"),
+        ("AB", "dapo", "A GOES ON ALONE"),
+        ("ABC", "graft", "THE RUN GOES ON WITH A, C"),
+    ],
+)
+def test_what_is_said_of_a_lost_model_is_true_of_the_method(names, method, said, make_recipe, tmp_path):
+    recipe = make_recipe(method, models={name: {"path": name} for name in names})
+    survivors = Survivors(RunFolder(tmp_path), recipe, TrainingState(step=4, lost={"B": 4}))
+    assert survivors.notes == [f"MODEL B IS LOST SINCE STEP 4; {said}"]
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if build_method(name).fewest_models > 1 and name != "rstg"])
+def test_every_method_that_exchanges_can_do_without_a_peer(name, make_recipe, tmp_path):
+    training = {"steps": 1, "prompts_per_step": 4, "group_size": 4, "minibatch_prompts": 4}
+    recipe = make_recipe(name, training=training)
+    run = RunFolder.create(tmp_path / "run", recipe)
+    train(run, recipe.without(["B"]), Silent())
+    (line,) = run.read_metrics()
+    assert line["models"]["A"]["optimizer_steps"] == 1 and np.isfinite(line["models"]["A"]["loss"])

@@ -51,11 +51,10 @@ class Survivors:
     def notes(self) -> list[str]:
         """For every step without a lost model."""
         others = list(self.recipe.models)
-        on = (
-            f"{others[0]} GOES ON ALONE: NO EXCHANGE, ONLY ITS OWN RESPONSES, AS IN GRPO"
-            if len(others) + len(self.recipe.peers) == 1
-            else f"{', '.join(others)} GO ON WITHOUT IT"
-        )
+        on = f"THE RUN GOES ON WITH {', '.join(others)}"
+        if len(others) + len(self.recipe.peers) == 1:
+            exchanges = self.recipe.build_method().fewest_models > 1
+            on = f"{others[0]} GOES ON ALONE" + ": NO EXCHANGE, ONLY ITS OWN RESPONSES, AS IN GRPO" * exchanges
         return [f"MODEL {name} IS LOST SINCE STEP {step}; {on}" for name, step in self.lost.items()]
 
     def recover(self, engine: Engine, state: TrainingState, error: WorkerLost) -> list[str]:
