@@ -14,7 +14,7 @@ STEPS = 3
 
 @pytest.mark.parametrize("method", [METHODS[1], METHODS[2]], ids=str)
 def test_a_run_with_frozen_models_equals_the_local_engines_on_the_same_rollouts(pair, tmp_path, method):
-    content = toy_recipe(pair["A"], method, tmp_path / "expert").model_dump(mode="json", exclude_defaults=True)
+    content = toy_recipe(pair["A"], method, tmp_path / "expert").model_dump(mode="json")
     content |= {
         "threads": 1, "engine": "ray",
         "training": {**content["training"], "steps": STEPS},
