@@ -123,7 +123,8 @@ def test_the_python_of_every_page_is_run():
     """By a test of this file, or of test_commands.py: the tutorial's."""
     pages = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
     with_code = {page for page in pages if blocks(page)}
-    tested = {"how-to/python.md", "how-to/trl.md", "how-to/own-method.md", "how-to/tasks.md", "tutorial.md"}
+    tested = {"how-to/python.md", "how-to/trl.md", "how-to/own-method.md", "how-to/tasks.md", "how-to/live-peers.md"}
+    tested.add("tutorial.md")
     assert with_code == tested | set(READ_A_RUN)
 
 
@@ -131,3 +132,14 @@ def test_every_guide_that_is_linked_exists():
     for page in (ROOT / "docs").rglob("*.md"):
         for link in re.findall(r"\]\(([^)#:]+\.(?:md|png|svg))\)", page.read_text()):
             assert (page.parent / link).exists(), f"{page}: {link}"
+
+
+def test_a_script_meets_the_prompts_of_a_recipe_in_its_order(place):
+    pytest.importorskip("datasets")
+    namespace = {}
+    ((_, code),) = blocks("how-to/live-peers.md")
+    exec(compile(code, "live-peers.md", "exec"), namespace)
+    recipe, data = namespace["recipe"], namespace["data"]
+    size = recipe.training.prompts_per_step
+    assert len(data) == 100 * size and len(set(data[:size]["id"])) == size
+    assert data[size]["id"] == namespace["stream"].batch(1)[0].id

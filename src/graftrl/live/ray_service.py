@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import socket
 import time
 from collections.abc import Hashable, Iterator
 from typing import Any
@@ -20,6 +21,8 @@ from graftrl.live.service import Unreachable
 NAMESPACE = "graftrl"
 DEFAULT_NAME = "graftrl-exchange"
 _CALL_S = 30.0  # most seconds for one call; starting the actor takes the most
+_ATTEMPTS = 4  # to connect when a run starts
+_KNOCK_S = 3.0  # for a client server to take a connection
 _RETRY_S = 20.0  # between two attempts to connect
 
 
@@ -54,7 +57,15 @@ class RayService:
         return f"{self.where}, {model!r} in step {step}"
 
     def open(self) -> None:
-        self._call("look", "")
+        for left in reversed(range(_ATTEMPTS)):
+            try:
+                self._call("look", "")
+                return
+            except Unreachable:  # a busy cluster may take longer to start what answers us than Ray gives it
+                if not left:
+                    raise
+                time.sleep(_KNOCK_S)
+                self._not_before = 0.0
 
     def look(self, model: str) -> dict[int, Hashable]:
         instance, found = self._call("look", model)
@@ -95,10 +106,11 @@ class RayService:
                 return self._ray.get(getattr(self._find(), method).remote(*arguments), timeout=_CALL_S)
         except errors.RayTaskError:
             raise
-        except (errors.RayError, ConnectionError, RuntimeError, ValueError) as error:
+        except (errors.RayError, OSError, RuntimeError, ValueError) as error:
             self._actor = None
-            lines = str(error).strip().splitlines()
-            raise Unreachable(f"{self.where} does not answer: {lines[0] if lines else type(error).__name__}") from error
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            reason = lines[0] if len(lines) == 1 or not lines[0].endswith(":") else f"{lines[0]} {lines[-1].strip()}"
+            raise Unreachable(f"{self.where} does not answer: {reason}") from error
 
     def _find(self) -> Any:
         if self._actor is None:
@@ -130,6 +142,8 @@ class RayService:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
             if client:
+                host, port = self.address.removeprefix("ray://").rsplit(":", 1)
+                socket.create_connection((host, int(port)), timeout=_KNOCK_S).close()  # Ray itself tries for long
                 self._client = self._ray.init(self.address, namespace=NAMESPACE, allow_multiple=True)
             else:
                 self._ray.init(
@@ -137,7 +151,7 @@ class RayService:
                     configure_logging=False,
                 )  # fmt: skip
                 self._started = True
-        except (ConnectionError, RuntimeError, ValueError):
+        except (OSError, RuntimeError, ValueError):
             self._not_before = time.monotonic() + _RETRY_S
             raise
 

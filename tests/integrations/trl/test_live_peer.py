@@ -1,14 +1,22 @@
 """Two GraftTrainers that exchange through a folder choose what co-training in one process chooses."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
+import coin_task
 import pytest
+from datasets import Dataset
 from trl_scripts import TEXTS, N, says, words
 
+from graftrl.config import parse_recipe
 from graftrl.integrations.trl import FolderExchange
+from graftrl.logs.reader import RolloutLog
 from graftrl.methods import StepContext, build_method
 from graftrl.rollout import Row
 from graftrl.seeds import derive_seed
+from graftrl.training.loop import train
+from graftrl.training.progress import Silent
+from graftrl.training.run_folder import RunFolder
 
 # A fails entirely on 0, 2 and 3, B on 1: balanced, A gets one of its three candidates and ties.
 SAID = {
@@ -88,3 +96,43 @@ def test_alone_it_trains_on_as_plain_grpo(make_trainer, tmp_path, caplog):
     assert trainer.state.global_step == 4
     assert caplog.text.count("ALONE in this step") == 1
     assert {kind for inputs in trainer._buffered_inputs for kind in inputs["graft_kinds"]} == {"own"}
+
+
+def test_a_script_and_a_recipe_exchange_with_each_other(make_trainer, pair, tmp_path):
+    recipe = parse_recipe(
+        {
+            "name": "toy", "seed": 5, "threads": 1, "method": "graft-no-floor",
+            "models": {"B": {"path": pair["B"], "optimizer": {"lr": 0.01}}},
+            "peers": {"A": {"live": str(tmp_path / "x"), "timeout_s": 60}},
+            "task": {"kind": "function", "prompts": "coin_task:prompts", "verifier": "coin_task:verify"},
+            "sampling": {"max_prompt_tokens": 16, "max_response_tokens": 8},
+            "training": {"steps": 2, "prompts_per_step": 4, "group_size": 4, "minibatch_prompts": 2},
+        },
+        "test",
+    )  # fmt: skip
+    trainer = make_trainer(
+        config={"max_steps": 4, "graft_log_dir": str(tmp_path / "A"), "graft_options": {"weighting": "none"}},
+        data=Dataset.from_list(coin_task.prompts()),
+        reward_funcs=coin_task.reward,
+        exchange=FolderExchange(tmp_path / "x", "A", "B", timeout_s=60, poll_s=0.05),
+    )
+    run = RunFolder.create(tmp_path / "B", recipe)
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(train, run, recipe, Silent())
+        while not (tmp_path / "x" / "B" / "rollouts" / "step-000001.parquet").exists() and not job.done():
+            time.sleep(0.05)  # models load one after the other
+        trainer.train()
+        job.result(timeout=60)
+    logged = trainer.state.log_history[-1]  # means over both generation batches
+    assert (logged["graft/alone"], logged["graft/peers/B/groups"], logged["graft/peers/B/contradicted"]) == (0, 4, 0)
+    script = RolloutLog(tmp_path / "A")
+    for line in run.read_metrics():
+        of_peer = line["peers"]["A"]
+        # Rewards may differ here: TRL grades texts without the special tokens that an untrained model strews in.
+        assert (of_peer["groups"], of_peer["staleness"]) == (4, 0)
+    record = RolloutLog(run.root / "received")
+    assert record.group_index("A").equals(script.group_index("A"))
+    key = [(2, "p3")]
+    ours, theirs = record.groups("A", key)[key[0]], script.groups("A", key)[key[0]]
+    assert [r.text for r in ours.responses] == [r.text for r in theirs.responses]
+    assert [r.logprobs.tolist() for r in ours.responses] == [r.logprobs.tolist() for r in theirs.responses]
