@@ -23,7 +23,7 @@ def raise_(error):
     ids=["CPU", "GPU", "Python"],
 )
 def test_too_little_memory_is_one_line_that_says_what_to_lower(graftrl, content, tmp_path, monkeypatch, fail):
-    monkeypatch.setattr(start, "train", lambda *_: fail())
+    monkeypatch.setattr(start, "train", lambda *_, **__: fail())
     recipe = tmp_path / "r.yaml"
     recipe.write_text(yaml.safe_dump(content()))
     code, _, err = graftrl("train", recipe, "--run", tmp_path / "run", "-q")
