@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from ray_runs import Remembering, assert_same_numbers, assert_whole, recipe_of, run_of, signal_worker, time_limit
+from ray_runs import Remembering, assert_same_numbers, recipe_of, run_of, signal_worker, time_limit
 from safetensors.torch import load_file
 
 from graftrl.config import parse_recipe
@@ -21,6 +21,11 @@ pytestmark = pytest.mark.ray
 def _limit():
     with time_limit(900):
         yield
+
+
+def assert_whole(run, steps):
+    assert [line["step"] for line in run.read_metrics()] == list(range(1, steps + 1))
+    assert run.checkpoint_steps() == list(range(1, steps + 1)) and not list(run.checkpoints.glob(".*"))
 
 
 def test_parts_are_read_by_other_numbers_of_trainers_and_the_local_engine(pair, tmp_path, monkeypatch):
