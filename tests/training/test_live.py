@@ -19,11 +19,13 @@ from graftrl.config import parse_recipe
 from graftrl.errors import ConfigError, DataError, RunError
 from graftrl.live.folder import SharedFolder
 from graftrl.logs.reader import RolloutLog
+from graftrl.report.data import example_grafts, read_runs
 from graftrl.training import loop
 from graftrl.training.dry_run import print_dry_run
 from graftrl.training.loop import train
 from graftrl.training.progress import Silent
 from graftrl.training.run_folder import RunFolder
+from graftrl.viewer.runs import open_runs
 
 COIN = {"kind": "function", "prompts": "toy_task:prompts", "verifier": "toy_task:coin"}
 STEPS = 3
@@ -126,6 +128,19 @@ def test_what_came_is_recorded_as_a_log_and_the_folder_keeps_the_last_steps(pair
     assert log.group_index("B").equals(theirs.group_index("B"))
     exchange = SharedFolder(pair_of_jobs["A"].root.parent / "exchange")
     assert sorted(exchange.look("A")) == sorted(exchange.look("B")) == [2, 3]
+
+
+def test_report_and_viewer_show_what_the_peer_wrote(pair_of_jobs):
+    root = pair_of_jobs["A"].root
+    written = pl.read_parquet(root.parent / "B" / "rollouts" / "*.parquet")
+    moved = exchanged(pair_of_jobs["A"]).row(0, named=True)
+    here = written.filter(step=moved["step"], prompt_id=moved["prompt_id"]).sort("response_index")["text"].to_list()
+    for graft in example_grafts(read_runs([root])):
+        theirs = written.filter(step=graft.step).filter(pl.col("text").is_in(graft.peer["text"].to_list()))
+        assert graft.source == "B" and len(theirs) >= len(graft.peer)
+    (viewed,) = open_runs([root])
+    columns = viewed.prompt(moved["step"], moved["prompt_id"])["columns"]
+    assert [response["text"] for response in columns[-1]["responses"]] == here and columns[-1]["stored"]
 
 
 def test_the_record_is_a_stored_peer_that_repeats_the_run(recipe_of, content_of, tmp_path):
