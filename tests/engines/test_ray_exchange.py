@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -59,6 +60,7 @@ def cluster(monkeypatch):
         yield found.group(1), f"ray://127.0.0.1:{port}", end
     finally:
         end()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def answers(port):
