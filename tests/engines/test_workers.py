@@ -13,7 +13,7 @@ import pytest
 import graftrl
 from graftrl.config import parse_recipe
 from graftrl.engines.config import PolicyResources, RaySettings
-from graftrl.engines.ray.engine import _bundles, _probes, _slices
+from graftrl.engines.ray.engine import _bundles, _check_samplable, _probes, _slices
 from graftrl.engines.ray.trainer import merge_stats
 from graftrl.errors import ConfigError
 from graftrl.policies.hf import UpdateStats
@@ -142,3 +142,12 @@ def test_a_recipe_goes_on_without_a_model_that_its_method_can_spare(content):
     assert [*recipe.without(["B"]).models] == ["A"] and recipe.without([]) is recipe
     with pytest.raises(ConfigError, match="without A, B the run cannot go on: no model is left"):
         recipe.without(["A", "B"])
+
+
+def test_a_checkpoint_in_parts_is_no_model_for_vllm(content, tmp_path):
+    (tmp_path / "shards").mkdir()
+    parts = {**content, "models": {"A": {"path": str(tmp_path)}}}
+    with pytest.raises(ConfigError, match="in parts, which vLLM does not read; make it whole with 'graftrl export'"):
+        _check_samplable(parse_recipe(parts, "test"))
+    _check_samplable(parse_recipe({**parts, "ray": {"sampler": "transformers"}}, "test"))
+    _check_samplable(parse_recipe(content, "test"))

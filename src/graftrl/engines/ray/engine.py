@@ -127,6 +127,7 @@ class RayEngine:
         self._sync_gaps: dict[str, Gap] = {}
         self.sync_times: dict[str, SyncTime] = {}
         self._news: list[str] = []
+        _check_samplable(recipe)
         self.codecs: dict[str, Codec] = {}
         for name, settings in recipe.models.items():
             skeleton, self.codecs[name] = load_skeleton(name, settings)
@@ -633,6 +634,16 @@ def _placed(recipe: Recipe, device: str) -> Recipe:
             "scorers": {name: place(name, settings) for name, settings in recipe.scorers.items()},
         }
     )
+
+
+def _check_samplable(recipe: Recipe) -> None:
+    """Raises ConfigError for a model whose files vLLM cannot read."""
+    for name, settings in recipe.models.items():
+        if recipe.ray.sampler == "vllm" and shards.is_sharded(Path(settings.path)):
+            raise ConfigError(
+                f"models.{name}.path: {settings.path} is a checkpoint in parts, which vLLM does not read; make it "
+                "whole with 'graftrl export', or set ray.sampler: transformers"
+            )
 
 
 def _absolute(path: str) -> str:
