@@ -90,7 +90,6 @@ def test_one_process_goes_on_from_parts_to_the_same_numbers(runs, tmp_path):
 
 
 def test_export_makes_the_folder_that_a_whole_checkpoint_is(runs, tmp_path):
-    whole, parts = runs
     for run in runs:
         result = CliRunner().invoke(app, ["export", str(run.root), "--out", str(tmp_path / run.root.name)])
         assert result.exit_code == 0, result.output
