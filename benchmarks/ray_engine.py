@@ -6,8 +6,10 @@ nothing. No GPU is needed; none is used.
 
 overhead: whole GRPO steps of one policy, one trainer and one sampler, against the same policy on the local engine.
 Steps alternate between the two in one run, each with one thread; the first of each is discarded, medians are compared.
-The sampler is `ray.sampler: transformers`, so that both sample by the same code. With one policy nothing runs beside
-anything: what two policies gain by working at the same time is not counted.
+The sampler is `ray.sampler: transformers`, so that both sample by the same code. Whole weights on a CPU, which the
+local engine has, let a group's rows share their prompt's pass in training; sharded ones and GPUs do not. That is
+switched off here, so that both compute the same. With one policy nothing runs beside anything: what two policies gain
+by working at the same time is not counted.
 
 traffic: the bytes of what the driver sends and gets in such a step, as Ray serializes them, and from them those of a
 step of the paper's size, by arithmetic.
@@ -45,7 +47,7 @@ TARGET = 1.15  # of a step's seconds over the local engine's, where a step takes
 
 LAB = Setting("lab", vocabulary=300, prompts=32, group=8, new_tokens=16, microbatch_rows=64)
 MIDDLE = Setting(
-    "middle", vocabulary=8000, prompts=4, group=4, new_tokens=32, microbatch_rows=16,
+    "middle", vocabulary=8000, prompts=8, group=8, new_tokens=64, microbatch_rows=16,
     hidden=512, layers=8, heads=8, kv_heads=4, feed_forward=1408,
 )  # fmt: skip
 LARGE = replace(MIDDLE, name="large", hidden=768, layers=12, heads=12, feed_forward=3072, vocabulary=32_000)
@@ -78,6 +80,8 @@ class Side:
         from graftrl.engines.open import open_engine
 
         self.setting, self.engine = setting, open_engine(asked)
+        if isinstance(self.engine, LocalEngine):
+            self.engine.policies["m"].passes.longest_shared = 0
         self.method = asked.build_method()
         self.seconds: list[dict[str, float]] = []
         self.seen: dict[str, Any] = {}

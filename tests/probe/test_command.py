@@ -78,10 +78,10 @@ def test_the_warm_pair_from_models_to_verdict(graftrl, warm, task, tmp_path):
         # on a prompt of its weak families a receiver lacks about 3.4 nats, over about 20 tokens: exp(-0.17) = 0.84
         assert 0.78 < c["success_quantiles"][1] < 0.9 and c["rejected"] == {}
     assert result["verdict"]["pays"] == dict.fromkeys(names, "yes")
-    assert (result["verdict"]["method"], result["verdict"]["threshold"]) == ("sgt", 0.8)
+    assert (result["verdict"]["method"], result["verdict"]["threshold"]) == ("scion", 0.8)
 
     page = (out / "probe.html").read_text()
-    assert _Tags(page).tags.count("svg") == 4 and "Try first: sgt" in page
+    assert _Tags(page).tags.count("svg") == 4 and "Try first: scion" in page
     assert not {"script", "img", "link", "image"} & set(_Tags(page).tags) and "http" not in page
 
 

@@ -118,12 +118,12 @@ def test_the_first_method():
     assert chosen(both(None)) == "graft"
     assert chosen(both(good), pays={"A": "no", "B": "no"}) == "grpo"
     assert chosen(both(good, candidates=0, solved=0), winnable=(0, 0), pays={"A": "unclear", "B": "no"}) == "grpo"
-    assert chosen(both(good, candidates=24)) == "sgt"  # 48 of 100 prompts; the peer solves the others every time
+    assert chosen(both(good, candidates=24)) == "scion"  # 48 of 100 prompts; the peer solves the others every time
     assert chosen(both(good, candidates=25)) == "graft"
-    assert chosen(both(scored(0.45, 1.0))) == "sgt"  # every s below 0.5
+    assert chosen(both(scored(0.45, 1.0))) == "scion"  # every s below 0.5
     assert chosen(both(scored(0.55, 1.0))) == "graft"
-    assert chosen(both(scored(0.9, 1.0, rejected=15))) == "sgt"  # 15 of 20 cannot be put into the receiver's tokens
-    assert chosen(both(good), tokens=39.0) == "sgt" and chosen(both(good), tokens=40.0) == "graft"
+    assert chosen(both(scored(0.9, 1.0, rejected=15))) == "scion"  # 15 of 20 cannot be put into the receiver's tokens
+    assert chosen(both(good), tokens=39.0) == "scion" and chosen(both(good), tokens=40.0) == "graft"
     lopsided = [direction("A", "B", candidates=40), direction("B", "A", candidates=9, solved=10)]
     assert chosen(lopsided, winnable=(10, 50)) == "graft-unbalanced"
     assert chosen([lopsided[0], direction("B", "A", candidates=10)], winnable=(10, 50)) == "graft"
@@ -131,7 +131,7 @@ def test_the_first_method():
 
 def test_every_recommendation_names_its_evidence_and_stands_in_the_guide():
     guide = (Path(__file__).parents[2] / "docs" / "how-to" / "probe.md").read_text()
-    assert [s.method for s in evidence.SITUATIONS] == ["grpo", "sgt", "sgt", "sgt", "graft-unbalanced", "graft"]
+    assert [s.method for s in evidence.SITUATIONS] == ["grpo", "scion", "scion", "scion", "graft-unbalanced", "graft"]
     assert "\n".join(f"| {' | '.join(cells)} |" for cells in evidence.table_rows()) in guide
     for situation in evidence.SITUATIONS:
         build_method(situation.method)
@@ -142,8 +142,8 @@ def test_every_recommendation_names_its_evidence_and_stands_in_the_guide():
 def test_the_verdict_names_the_evidence():
     short = replace(model(), tokens_median=21.0)
     verdict = judge({"A": short, "B": short}, both(scored(0.9, 1.0)), {"A": 50, "B": 50}, 128)
-    assert (verdict.method, verdict.situation) == ("sgt", evidence.SHORT_RESPONSES)
-    assert any(line.startswith("Evidence: measured, docs/results/main.md; three pairs") for line in verdict.lines)
+    assert (verdict.method, verdict.situation) == ("scion", evidence.SHORT_RESPONSES)
+    assert any(line.startswith("Evidence: measured, docs/results/scion-regimes.md; 14") for line in verdict.lines)
 
 
 def test_rescued_prompts_are_exchanged_groups_with_an_admitted_success():
@@ -152,7 +152,8 @@ def test_rescued_prompts_are_exchanged_groups_with_an_admitted_success():
     assert rescued_per_step(d, "graft", 0.8, 200, 128) == pytest.approx(20 * 0.5)
     assert rescued_per_step(d, "graft-unbalanced", 0.8, 200, 128) == pytest.approx(40 * 0.5)
     assert rescued_per_step(d, "graft", 0.9, 200, 128) == 0.0
-    assert rescued_per_step(d, "sgt", 0.8, 200, 128) == pytest.approx(50 * 128 / 200)
+    for method in ("sgt", "scion"):
+        assert rescued_per_step(d, method, 0.8, 200, 128) == pytest.approx(50 * 128 / 200)
     assert rescued_per_step(d, "grpo", 0.8, 200, 128) == 0.0
     assert rescued_per_step(replace(d, compatibility=None), "graft", None, 200, 128) == 20.0
 

@@ -35,29 +35,29 @@ NOTHING_TO_WIN = Situation(
 )
 ALWAYS_SOLVED = Situation(
     "GRAFT's candidates are fewer than half of the prompts that a peer solves: it solves the others every time",
-    "sgt",
+    "scion",
     "the peer mostly solves these prompts every time; GRAFT only takes groups with a contrast",
     "by construction",
-    "docs/methods/graft.md",
-    "how much sgt gains there was not measured",
+    "docs/methods/scion.md",
+    "how much scion gains just there was not measured apart",
 )
 GATE_SHUT = Situation(
     f"s is known, and no threshold of {GATE:g} or more admits half of the successes",
-    "sgt",
+    "scion",
     "the receiver finds the peer's right responses too improbable for GRAFT's gate",
-    "derived and measured",
-    "docs/methods/graft.md",
-    "tiny models: on lists of 4 digits failures pass the gate and successes do not; whether imitation of a foreign "
-    "style does harm was not measured",
+    "measured",
+    "docs/results/scion-regimes.md",
+    "tiny models: with another style or with very short responses GRAFT gains nothing or loses, and scion gains .19 "
+    "and .21 over GRPO",
 )
 SHORT_RESPONSES = Situation(
     f"the median response of every model is shorter than {SHORT_TOKENS} tokens",
-    "sgt",
-    "with short responses, imitating one success did better than GRAFT on every pair that was measured",
+    "scion",
+    "with short responses, imitating one damped success did best in nearly all regimes that were measured",
     "measured",
-    "docs/results/main.md",
-    "three pairs of models of 0.1 to 0.2 million weights on one procedural task; clean demonstrations without style; "
-    "corrected for all comparisons, one of six models differs",
+    "docs/results/scion-regimes.md",
+    "14 regimes of models of 0.04 to 0.4 million weights, nearly all on one procedural task; where a peer is right by "
+    "luck in a whole family, sgt did slightly better; where no model learns, nothing helps",
 )
 ONE_SIDED = Situation(
     "one direction has less than a quarter of the other's candidates",

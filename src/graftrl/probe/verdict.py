@@ -147,11 +147,11 @@ def rescued_per_step(
     """Prompts of a step for which at least one right response of this direction's source would enter the update.
 
     For GRAFT: the groups exchanged in a step (balanced or not) times the share of groups with a success above the
-    threshold (all, where s is not known); for `sgt`: all that the source solves; for `grpo`: none.
+    threshold (all, where s is not known); for `sgt` and `scion`: all that the source solves; for `grpo`: none.
     """
     if method == "grpo":
         return 0.0
-    if method == "sgt":
+    if method in ("sgt", "scion"):
         return direction.solved * step_prompts / prompts
     step = next(step for step in direction.per_step if step.prompts == step_prompts)
     groups = step.candidates if method == "graft-unbalanced" else step.selected
