@@ -87,7 +87,7 @@ def test_trl(place, capsys):
         assert process.returncode == 0, err[-2000:]
         assert "GOES ON ALONE" not in err
     for name in "AB":
-        assert RolloutLog(place / "runs" / "pair" / name).steps(name) == [1, 2, 3]
+        assert RolloutLog(place / "runs" / "pair" / name).steps(name) == [2, 3]  # the folder keeps the last two
 
 
 def test_own_method(place, capsys):
