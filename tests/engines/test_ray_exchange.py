@@ -25,7 +25,7 @@ PATIENCE_S = 240  # for a cluster or a process to start on a busy machine
 
 @pytest.fixture
 def cluster(monkeypatch):
-    """A head with a client server, in a process group of its own: its address, its client's address, and its end."""
+    """A head with a client server, in a process group of its own: its address, that for clients, and its process."""
     for name, value in {
         "RAY_AUTH_MODE": "disabled",
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -57,7 +57,7 @@ def cluster(monkeypatch):
             assert head.poll() is None and time.monotonic() < deadline, log.read_text()
             found = re.search(r"--address='([^']+)'", log.read_text())
             time.sleep(0.5)
-        yield found.group(1), f"ray://127.0.0.1:{port}", end
+        yield found.group(1), f"ray://127.0.0.1:{port}", head.pid
     finally:
         end()
         shutil.rmtree(folder, ignore_errors=True)
@@ -83,13 +83,25 @@ def eventually(call):
             time.sleep(0.5)
 
 
+def in_a_process(work, *arguments):
+    """Runs a function of this module in a process of its own: what it leaves of Ray ends with it."""
+    call = f"import {Path(__file__).stem} as tests; tests.{work.__name__}({', '.join(map(repr, arguments))})"
+    done = subprocess.run([sys.executable, "-c", call], cwd=Path(__file__).parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
 def test_the_actor_holds_the_last_steps_and_is_started_again_with_what_each_job_published_last(cluster):
+    _, client, head = cluster
+    in_a_process(two_clients, client, head)
+
+
+def two_clients(client, head):
     import ray
 
-    from graftrl.live.ray_service import NAMESPACE, RayService
+    from graftrl.live.ray_service import NAMESPACE
+    from graftrl.live.service import open_service
 
-    _, client, end = cluster
-    ours, theirs = (RayService(client, "pair") for _ in range(2))
+    ours, theirs = (open_service(f"{client}/pair", None) for _ in range(2))
     eventually(ours.open)
     eventually(theirs.open)
     for step in range(1, 5):
@@ -100,15 +112,15 @@ def test_the_actor_holds_the_last_steps_and_is_started_again_with_what_each_job_
     before = theirs.look("A")
     ours.publish("A", 4, b"again", keep=2)
     assert theirs.look("A") != before and theirs.fetch("A", 4) == b"again"
-    assert RayService(client, "another pair").look("A") == {}
+    assert eventually(lambda: open_service(f"{client}/another", None).look("A")) == {}
 
-    with ours._client:
+    with ray.init(client, namespace=NAMESPACE):
         ray.kill(ray.get_actor("pair", namespace=NAMESPACE))
     assert eventually(lambda: sorted(theirs.look("B"))) == [4]  # a new actor, told what was published last
     assert eventually(lambda: sorted(ours.look("A"))) == [4]
     assert theirs.fetch("A", 4) == b"again" and ours.fetch("B", 4) == b"four"
 
-    end()
+    os.killpg(head, signal.SIGKILL)
     with pytest.raises(Unreachable) as away:
         ours.look("A")
     assert "\n" not in str(away.value) and client in str(away.value)
@@ -118,6 +130,34 @@ def test_the_actor_holds_the_last_steps_and_is_started_again_with_what_each_job_
     assert time.monotonic() - started < 5
     ours.close()
     theirs.close()
+
+
+def test_a_job_that_drives_a_cluster_meets_others_on_another_one(cluster):
+    _, client, _ = cluster
+    in_a_process(driver_and_client, client)
+
+
+def driver_and_client(client):
+    """As `engine: ray` with a live peer at ray://: Ray is initialized before the service is opened."""
+    import ray
+
+    from graftrl.live.service import open_service
+
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    ray.init(num_cpus=1, include_dashboard=False, configure_logging=False, log_to_driver=False)
+    task = ray.remote(lambda x: x + 1)
+    service = open_service(f"{client}/pair", None)
+    eventually(service.open)
+    service.publish("A", 1, b"one", keep=2)
+    assert ray.get(task.remote(1)) == 2
+    assert service.fetch("A", 1) == b"one"
+    os.kill(service._child.pid, signal.SIGKILL)
+    with pytest.raises(Unreachable, match="process has died"):
+        service.look("A")
+    assert eventually(lambda: service.fetch("A", 1)) == b"one"  # the actor outlives it; another child asks
+    service.close()
+    assert ray.get(task.remote(2)) == 3
+    ray.shutdown()
 
 
 def test_two_jobs_meet_at_the_actor_one_as_a_driver_and_one_as_a_client(cluster, pair, tmp_path):

@@ -65,8 +65,10 @@ def open_service(live: str, ray_address: str | None) -> Service:
     from graftrl.live.ray_service import DEFAULT_NAME, RayService
 
     if live.startswith("ray://"):
+        from graftrl.live.client_process import ClientProcess
+
         place, _, name = live.removeprefix("ray://").partition("/")
-        return RayService(f"ray://{place}", name or DEFAULT_NAME)
+        return ClientProcess(f"ray://{place}", name or DEFAULT_NAME)
     if ray_address is None:
         raise ConfigError(f"live: {live} needs ray.address, the cluster that both jobs reach")
     return RayService(ray_address, live.partition("/")[2] or DEFAULT_NAME)
