@@ -53,6 +53,12 @@ def test_headroom_is_the_success_advantage_over_the_receivers_own_mean(run):
     assert strengths(exchange, "A") == pytest.approx({"q0": 1.0, "q1": 0.75, "q2": 1.0})
 
 
+def test_a_rated_gap_counts_a_peer_that_is_seldom_right_for_less(run):
+    exchange = run({"name": "scion", "advantage": "rated"})
+    assert strengths(exchange, "A") == pytest.approx({"q0": 0.5 * 0.5, "q1": 0.5 * 0.25, "q2": 1.0})
+    assert strengths(exchange, "B") == pytest.approx({"q3": 0.25 * 0.25})
+
+
 def test_the_scope_can_be_all_fail_prompts_alone(run):
     exchange = run({"name": "scion", "scope": "all_fail"})
     assert set(strengths(exchange, "A")) == {"q0", "q2"} and set(strengths(exchange, "B")) == {"q3"}

@@ -360,10 +360,11 @@ STUDIES: dict[str, Study] = {
             "scion-ablation",
             "Ablation of SCION's parts",
             "Which of SCION's parts does it need?",
-            _TELLING,
+            (*_TELLING, "A-B-misled"),
             (
                 "grpo",
                 "scion",
+                "scion-rated",
                 "scion-headroom",
                 "scion-no-advantage",
                 "scion-no-damping",

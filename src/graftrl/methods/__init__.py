@@ -70,6 +70,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "graft-peer-uniform": {"name": "graft", "peer_position": "uniform"},
     **{f"sgt-{value:g}": {"name": "sgt", "sft_coefficient": value} for value in (0.03, 0.3, 1.0)},
     "scion-headroom": {"name": "scion", "advantage": "headroom"},
+    "scion-rated": {"name": "scion", "advantage": "rated"},
     "scion-no-advantage": {"name": "scion", "advantage": "one"},
     "scion-no-damping": {"name": "scion", "tau": 0.0},
     "scion-all-fail": {"name": "scion", "scope": "all_fail"},

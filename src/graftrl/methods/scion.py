@@ -42,7 +42,8 @@ Normalization = Literal["prompts", "transferred", "tokens"]
 class SCIONSettings(ClipSettings):
     """What a peer's success adds to GRPO.
 
-    advantage: a_q as the "gap" in success rate, (k_S - k_R) / n; the receiver's "headroom", 1 - k_R / n; or "one".
+    advantage: a_q as the "gap" in success rate, (k_S - k_R) / n; the gap "rated" by the peer's success rate, so that a
+        peer that is seldom right says less; the receiver's "headroom", 1 - k_R / n; or "one".
     tau: the probability below which a token is damped; 0 damps none. sft_coefficient: lambda.
     draws: distinct peer successes per prompt, whose mean counts.
     scope: "better": every prompt on which a peer succeeds more often. "any": on which it succeeds at all, and the
@@ -54,7 +55,7 @@ class SCIONSettings(ClipSettings):
     """
 
     name: str = "scion"
-    advantage: Literal["gap", "headroom", "one"] = "gap"
+    advantage: Literal["gap", "rated", "headroom", "one"] = "gap"
     tau: float = Field(0.1, ge=0, le=1)
     sft_coefficient: float = Field(1.0, ge=0)
     draws: int = Field(1, ge=1)
@@ -64,7 +65,7 @@ class SCIONSettings(ClipSettings):
 
     @model_validator(mode="after")
     def _fits_together(self) -> SCIONSettings:
-        if self.advantage == "gap" and (self.scope == "any" or self.imitate == "own"):
+        if self.advantage in ("gap", "rated") and (self.scope == "any" or self.imitate == "own"):
             why = "scope any" if self.scope == "any" else "imitate own"
             raise ValueError(f"{why} needs advantage headroom or one: where no peer is better, the gap is not above 0")
         if self.imitate != "peer" and self.scope == "all_fail":
@@ -161,6 +162,8 @@ class SCION:
         match self.settings.advantage:
             case "gap":
                 return _rate(better) - _rate(own)
+            case "rated":
+                return _rate(better) * (_rate(better) - _rate(own))
             case "headroom":
                 return 1.0 - _rate(own)
             case "one":
