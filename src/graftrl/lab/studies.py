@@ -360,7 +360,7 @@ STUDIES: dict[str, Study] = {
             "scion-ablation",
             "Ablation of SCION's parts",
             "Which of SCION's parts does it need?",
-            (*_TELLING, "A-B-misled"),
+            (*_TELLING, "A-B-misled", "A-B-draw-5"),  # the last two: where SCION loses to SGT
             (
                 "grpo",
                 "scion",
