@@ -56,8 +56,8 @@ SHORT_RESPONSES = Situation(
     "with short responses, imitating one damped success did best in nearly all regimes that were measured",
     "measured",
     "docs/results/scion-regimes.md",
-    "14 regimes of models of 0.04 to 0.4 million weights, nearly all on one procedural task; where a peer is right by "
-    "luck in a whole family, sgt did slightly better; where no model learns, nothing helps",
+    "14 regimes of models of 0.04 to 0.4 million weights, nearly all on one procedural task; sgt did better where a "
+    "peer is right by luck in a whole family, and on prompts that the peer solves once in a hundred responses",
 )
 ONE_SIDED = Situation(
     "one direction has less than a quarter of the other's candidates",
