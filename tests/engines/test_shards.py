@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import threading
+import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +20,7 @@ from tiny_models import character_tokenizer, grpo_objective, random_rows, tiny_c
 from graftrl.engines.ray import sharding
 from graftrl.engines.ray.sharding import ShardedRanks
 from graftrl.errors import ModelError
+from graftrl.policies import shards
 from graftrl.policies.config import ModelSettings, OptimizerSettings, SamplingSettings
 from graftrl.policies.hf import HFPolicy
 from graftrl.policies.loading import load_pretrained
@@ -235,3 +239,16 @@ def test_missing_and_torn_parts_are_one_line(folder, tmp_path):
     first.write_bytes(kept)
     (target / "buffers.safetensors").write_bytes(b"{}")
     on_ranks(2, tmp_path, on_both)
+
+
+def test_who_waits_for_parts_finds_them_signed(tmp_path):
+    """A future wakes who waits for it before it tells others that it is done."""
+    (tmp_path / shards.FOLDER).mkdir()
+    writing, seen = Future(), []
+    writing.add_done_callback(lambda _: time.sleep(0.2))  # told first, so that the signature comes late
+    signing = shards.signed_when_done(writing, tmp_path, 0)
+    waiting = threading.Thread(target=lambda: (shards.finish(signing), seen.append(shards.signed(tmp_path, 1))))
+    waiting.start()
+    writing.set_result(None)
+    waiting.join()
+    assert seen == [True]

@@ -80,14 +80,27 @@ def finish(writing: Future[Any]) -> None:
 
 
 def signed_when_done(writing: Future[Any], folder: Path, rank: int) -> Future[Any]:
-    """Leave word beside the parts when all are written, for a time when this rank cannot be asked any more."""
+    """Leave word beside the parts when all are written, for a time when this rank cannot be asked any more.
+
+    Returns:
+        what is done once word is left: who waits for `writing` itself may be faster, and rename the folder.
+    """
+    signing: Future[Any] = Future()
 
     def sign(done: Future[Any]) -> None:
-        if done.exception() is None:
-            _signature(folder, rank).touch()
+        error = done.exception()
+        if error is None:
+            try:
+                _signature(folder, rank).touch()
+            except OSError as failed:
+                error = failed
+        if error is None:
+            signing.set_result(None)
+        else:
+            signing.set_exception(error)
 
     writing.add_done_callback(sign)
-    return writing
+    return signing
 
 
 def signed(folder: Path, ranks: int) -> bool:
