@@ -34,7 +34,7 @@ from graftrl.policies.prefix import SharedPrompts
 from graftrl.policies.ranks import Ranks
 from graftrl.policies.sampling import Sampled, sample_responses
 from graftrl.policies.vocabulary import Distribution, mixture_signal
-from graftrl.rollout import Group, Prompt, Response, Row
+from graftrl.rollout import Group, Prompt, Row
 
 _NOTHING = np.empty(0, np.float32)
 _MOST_SKIPPED_UPDATES = 10  # in a row; more is no passing overflow
@@ -160,30 +160,13 @@ class HFPolicy:
         self, prompts: Sequence[Prompt], n: int, seed: int, sampling: SamplingSettings | None = None
     ) -> list[Group]:
         """n responses to each prompt, with the log-probability of each sampled token (float32, in nats)."""
-        settings = sampling or self.sampling
         generator = torch.Generator(device=self.device).manual_seed(seed)
-        groups: list[Group] = []
-        at_once = max(1, self.settings.sample_rows // n)
-        for start in range(0, len(prompts), at_once):
-            chunk = prompts[start : start + at_once]
-            sampled = self.draw([self.codec.prompt_token_ids(prompt) for prompt in chunk], n, generator, settings)
-            for prompt, responses in zip(chunk, sampled, strict=True):
-                groups.append(
-                    Group(
-                        self.name,
-                        prompt,
-                        [
-                            Response(
-                                text=self.codec.decode_response(s.token_ids, stopped=s.stopped),
-                                token_ids=s.token_ids,
-                                logprobs=s.logprobs,
-                                finish_reason="stop" if s.stopped else "length",
-                            )
-                            for s in responses
-                        ],
-                    )
-                )
-        return groups
+        ids = [self.codec.prompt_token_ids(prompt) for prompt in prompts]
+        drawn = self.draw(ids, n, generator, sampling or self.sampling)
+        return [
+            Group(self.name, prompt, [one.response(self.codec) for one in of_prompt])
+            for prompt, of_prompt in zip(prompts, drawn, strict=True)
+        ]
 
     def draw(
         self,
@@ -192,18 +175,23 @@ class HFPolicy:
         generator: torch.Generator | Sequence[torch.Generator],
         sampling: SamplingSettings,
     ) -> list[list[Sampled]]:
-        """n responses to each prompt of token ids, all side by side. generator: as of `sample_responses`."""
-        with self._evaluating(), self.passes.precision():
-            return sample_responses(
-                self.sequences_type(self.decoder, prompts, sampling.max_response_tokens),
-                self.head,
-                len(prompts),
-                n,
-                settings=sampling,
-                eos_ids=self.codec.eos_ids,
-                generator=generator,
-                max_elements=self.settings.logit_elements,
-            )
+        """n responses to each prompt of token ids, `sample_rows` side by side. generator: as of `sample_responses`."""
+        drawn: list[list[Sampled]] = []
+        at_once = max(1, self.settings.sample_rows // n)
+        for start in range(0, len(prompts), at_once):
+            part = slice(start, start + at_once)
+            with self._evaluating(), self.passes.precision():
+                drawn += sample_responses(
+                    self.sequences_type(self.decoder, prompts[part], sampling.max_response_tokens),
+                    self.head,
+                    len(prompts[part]),
+                    n,
+                    settings=sampling,
+                    eos_ids=self.codec.eos_ids,
+                    generator=generator if isinstance(generator, torch.Generator) else generator[part],
+                    max_elements=self.settings.logit_elements,
+                )
+        return drawn
 
     # Scoring --------------------------------------------------------------------------------------------------------
 

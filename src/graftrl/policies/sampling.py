@@ -17,9 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from graftrl.policies.codec import Codec
 from graftrl.policies.config import SamplingSettings
 from graftrl.policies.decoding import Sequences
 from graftrl.policies.logprobs import Head, compute_dtype
+from graftrl.rollout import Response
 
 _BLOCK = 512  # vocabulary entries per block of the two-level search
 TILED_ABOVE = 4 * _BLOCK  # larger vocabularies are searched in two levels, on CPUs by tiles
@@ -33,6 +35,15 @@ class Sampled:
     token_ids: NDArray[np.int64]
     logprobs: NDArray[np.float32]
     stopped: bool
+
+    def response(self, codec: Codec) -> Response:
+        """Not graded yet. Its arrays can be written to, which those of another process cannot."""
+        return Response(
+            text=codec.decode_response(self.token_ids, stopped=self.stopped),
+            token_ids=np.require(self.token_ids, requirements="W"),
+            logprobs=np.require(self.logprobs, requirements="W"),
+            finish_reason="stop" if self.stopped else "length",
+        )
 
 
 def draw(logits_RV: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor]:

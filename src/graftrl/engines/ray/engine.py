@@ -42,7 +42,7 @@ from graftrl.policies.loading import check_context, load_skeleton, resolve
 from graftrl.policies.passes import row_length
 from graftrl.policies.sampling import Sampled
 from graftrl.policies.scorers import ScorerCodec, resolved
-from graftrl.rollout import Group, Prompt, Response, Row
+from graftrl.rollout import Group, Prompt, Row
 from graftrl.seeds import derive_seed
 
 T = TypeVar("T")
@@ -297,7 +297,7 @@ class RayEngine:
         drawn = self._with_samplers(draw)
         return {
             name: [
-                Group(name, prompt, [_response(one, self.codecs[name]) for one in of_prompt])
+                Group(name, prompt, [one.response(self.codecs[name]) for one in of_prompt])
                 for prompt, of_prompt in zip(given, itertools.chain.from_iterable(drawn[name]), strict=True)
             ]
             for name, given in prompts.items()
@@ -655,15 +655,6 @@ def _slices(count: int, parts: int) -> list[slice]:
     """Near-equal parts of a list, one after the other."""
     stops = [count * (part + 1) // parts for part in range(parts)]
     return [slice(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
-
-
-def _response(drawn: Sampled, codec: Codec) -> Response:
-    return Response(
-        text=codec.decode_response(drawn.token_ids, stopped=drawn.stopped),
-        token_ids=np.array(drawn.token_ids),  # what Ray hands out cannot be written to
-        logprobs=np.array(drawn.logprobs),
-        finish_reason="stop" if drawn.stopped else "length",
-    )
 
 
 def _known(row: Row) -> NDArray[np.float32]:

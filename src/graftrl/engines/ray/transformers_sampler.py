@@ -40,13 +40,8 @@ class TransformersSampler:
         """n responses to each prompt, drawn from the prompt's seed: whoever samples beside it changes nothing but
         rounding. eos_ids: those of the model's own codec."""
         self.wake()
-        drawn: list[list[Sampled]] = []
-        at_once = max(1, self._policy.settings.sample_rows // n)
-        for start in range(0, len(prompts), at_once):
-            part = slice(start, start + at_once)
-            generators = [torch.Generator(device=self._policy.device).manual_seed(seed) for seed in seeds[part]]
-            drawn += self._policy.draw([np.asarray(ids, np.int64) for ids in prompts[part]], n, generators, sampling)
-        return drawn
+        generators = [torch.Generator(device=self._policy.device).manual_seed(seed) for seed in seeds]
+        return self._policy.draw([np.asarray(ids, np.int64) for ids in prompts], n, generators, sampling)
 
     def score(self, sequences: Sequence[tuple[Ids, Ids]]) -> list[NDArray[np.float32]]:
         """Log-probabilities of the second ids of each pair after the first, float32 [T]."""
