@@ -67,7 +67,7 @@ def create_run(where: Path | str, recipe: Recipe) -> RunFolder:
     run = RunFolder.create(work, recipe)
     identity = uuid.uuid4().hex
     _write_origin(work, url, identity)
-    run.mirror = Mirror(remote, work, identity, recipe.checkpoint.keep)
+    run.remote, run.mirror = remote, Mirror(remote, work, identity, recipe.checkpoint.keep)
     run.mirror.claim()
     run.mirror.push()  # what cannot be written to is told before any model loads
     return run
@@ -104,7 +104,7 @@ def open_run(where: Path | str) -> RunFolder:
             _fetch_to_go_on(remote, files, work)
             _write_origin(work, url, identity)
     run = RunFolder.open(work)
-    run.mirror = Mirror(remote, work, identity, run.recipe().checkpoint.keep)
+    run.remote, run.mirror = remote, Mirror(remote, work, identity, run.recipe().checkpoint.keep)
     run.mirror.claim()
     return run
 

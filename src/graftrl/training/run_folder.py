@@ -69,8 +69,8 @@ class RunFolder:
         self.metrics = root / "metrics.jsonl"
         self.checkpoints = root / "checkpoints"
         self._unsettled: _Unsettled | None = None
-        self.mirror: Mirror | None = None  # where the run lies, if its folder only is where it works
-        self.remote: Remote | None = None  # from where what is not here can be fetched
+        self.remote: Remote | None = None  # where the run lies, if this folder is a copy or only where it works
+        self.mirror: Mirror | None = None  # puts what is finished there, if it works here
 
     @classmethod
     def create(cls, root: Path, recipe: Recipe) -> RunFolder:
@@ -150,8 +150,7 @@ class RunFolder:
     @property
     def place(self) -> str:
         """The name that people know the run by: its URL or its folder."""
-        remote = self.remote if self.mirror is None else self.mirror.remote
-        return str(self.root) if remote is None else remote.url
+        return str(self.root) if self.remote is None else self.remote.url
 
     def upload(self) -> None:
         """Put what is finished to the run's URL, if it has one. Raises RunError as `Mirror.push`."""
@@ -160,9 +159,8 @@ class RunFolder:
 
     def fetch(self, path: Path) -> Path:
         """A file or folder of the run, brought here from its URL if it is only there."""
-        remote = self.remote if self.mirror is None else self.mirror.remote
-        if remote is not None and not path.is_file():
-            remote.complete(path.relative_to(self.root).as_posix(), path)
+        if self.remote is not None and not path.is_file():
+            self.remote.complete(path.relative_to(self.root).as_posix(), path)
         return path
 
     # Checkpoints ----------------------------------------------------------------------------------------------------
