@@ -42,6 +42,7 @@ from graftrl.engines.local import LocalEngine
 from graftrl.methods import StepContext
 from graftrl.policies.sampling import Sampled
 from graftrl.rollout import Prompt, Row
+from graftrl.training.run_folder import write_text
 
 TARGET = 1.15  # of a step's seconds over the local engine's, where a step takes seconds
 
@@ -355,9 +356,7 @@ def main() -> None:
         "sampler": options.sampler,
         "machine": machine(("torch", "transformers", "ray", "numpy", "graftrl")),
     }
-    part = latest.with_suffix(".part")
-    part.write_text(json.dumps(result, indent=1) + "\n")
-    part.replace(latest)
+    write_text(latest, json.dumps(result, indent=1) + "\n")
     print(f"{result['seconds_in_all']:.0f} s in all; written to {latest}")
 
 

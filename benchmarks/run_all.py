@@ -14,6 +14,7 @@ import selection
 import step_vs_trl
 import stored_peer
 from common import HERE, SETTINGS, machine
+from graftrl.training.run_folder import write_text
 
 # key: (target or None, whether more is better)
 TARGETS: dict[str, tuple[float | None, bool]] = {
@@ -75,9 +76,7 @@ def main() -> None:
     result = collect()
     print("\n" + table(result))
     latest = HERE / "latest.json"
-    part = latest.with_suffix(".part")
-    part.write_text(json.dumps(result, indent=1) + "\n")
-    part.replace(latest)
+    write_text(latest, json.dumps(result, indent=1) + "\n")
     print(f"{result['details']['seconds_in_all']:.0f} s in all; written to {latest}")
 
 
