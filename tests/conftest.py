@@ -8,6 +8,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import torch
 from transformers.utils import logging as transformers_logging
 
 from graftrl import cli
@@ -17,6 +18,15 @@ from graftrl.lab.models import LAB_MODELS, build_model, save_model
 transformers_logging.disable_progress_bar()
 hypothesis.settings.register_profile("same-every-time", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("same-every-time")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread():
+    """Tiny matrices: threads cost more than they save."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

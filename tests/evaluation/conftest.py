@@ -11,19 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from graftrl.evaluation import sampling
 from graftrl.policies.config import ModelSettings, SamplingSettings
 from graftrl.rollout import Group, Prompt, Response
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

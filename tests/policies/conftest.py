@@ -18,15 +18,6 @@ sys.path.insert(0, str(Path(__file__).parent))  # the tests share `tiny_models`
 from tiny_models import character_tokenizer, tiny_config
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread():
-    """Tiny matrices: threads cost more than they save."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Write a model folder; `change` may edit the model, `generation` overrides its generation config."""

@@ -8,21 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from graftrl.config import Recipe, parse_recipe
 from graftrl.logs.rollouts import write_rollouts, write_transfers
 from graftrl.methods import Transfer
 from graftrl.policies.config import SamplingSettings
 from graftrl.rollout import Group, Prompt, Response
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -7,17 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from graftrl.config import Recipe, parse_recipe
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

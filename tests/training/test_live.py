@@ -7,13 +7,13 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import polars as pl
 import pytest
-import torch
 import yaml
-from safetensors.torch import load_file
+from peer_runs import COIN, exchanged, run_recipe, same_weights, weights_at
 
 from graftrl.config import parse_recipe
 from graftrl.errors import ConfigError, DataError, RunError
@@ -27,27 +27,8 @@ from graftrl.training.progress import Silent
 from graftrl.training.run_folder import RunFolder
 from graftrl.viewer.runs import open_runs
 
-COIN = {"kind": "function", "prompts": "toy_task:prompts", "verifier": "toy_task:coin"}
 STEPS = 3
-
-
-def run_recipe(recipe, root, display=None):
-    run = RunFolder.create(root, recipe)
-    train(run, recipe, display or Silent())
-    return run
-
-
-def weights(run, model, step=STEPS):
-    return load_file(run.checkpoints / f"step-{step:06d}" / model / "model.safetensors")
-
-
-def same_weights(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
-
-
-def exchanged(run, **equal):
-    frame = pl.concat([pl.read_parquet(file) for file in sorted((run.root / "exchange").glob("*.parquet"))])
-    return frame.filter(*[pl.col(key) == value for key, value in equal.items()])
+weights = partial(weights_at, STEPS)
 
 
 @pytest.fixture(scope="module", autouse=True)

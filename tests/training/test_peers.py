@@ -2,12 +2,12 @@
 
 import dataclasses
 import json
+from functools import partial
 
 import numpy as np
 import polars as pl
 import pytest
-import torch
-from safetensors.torch import load_file
+from peer_runs import COIN, exchanged, run_recipe, same_weights, weights_at
 
 from graftrl.config import parse_recipe
 from graftrl.errors import ConfigError, DataError
@@ -25,27 +25,8 @@ from graftrl.training.peers import Remembered, StoredPeer
 from graftrl.training.progress import Silent
 from graftrl.training.run_folder import RunFolder
 
-COIN = {"kind": "function", "prompts": "toy_task:prompts", "verifier": "toy_task:coin"}
 STEPS = 4  # with eight of 24 prompts a step the epoch ends after three
-
-
-def run_recipe(recipe, root, display=None):
-    run = RunFolder.create(root, recipe)
-    train(run, recipe, display or Silent())
-    return run
-
-
-def weights(run, model, step=STEPS):
-    return load_file(run.checkpoints / f"step-{step:06d}" / model / "model.safetensors")
-
-
-def same_weights(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
-
-
-def exchanged(run, **equal):
-    frame = pl.concat([pl.read_parquet(file) for file in sorted((run.root / "exchange").glob("*.parquet"))])
-    return frame.filter(*[pl.col(key) == value for key, value in equal.items()])
+weights = partial(weights_at, STEPS)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 pytest.importorskip("trl")
@@ -25,14 +24,6 @@ from graftrl.logs.rollouts import step_file_name, write_rollouts
 from graftrl.policies.codec import Codec
 from graftrl.policies.config import ModelSettings, SamplingSettings
 from graftrl.rollout import Group, Response
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
