@@ -178,6 +178,15 @@ def test_a_measured_page_by_hand(tmp_path: Path, training: FakeTraining) -> None
     assert (float(first["pass1"]), float(first["pass8"]), float(first["wall_s"])) == (0.875, 1.75, 5.0)
     details = csv.DictReader((page.parent / "scion-regimes-details.csv").read_text().splitlines())
     assert {row["forgotten"] for row in details} <= {"0.0"}
+    families = list(csv.DictReader((page.parent / "scion-regimes-families.csv").read_text().splitlines()))
+    assert len(families) == 2 * len(table)  # two in a fake run
+    a, b = (
+        row
+        for row in families
+        if (row["pair"], row["model"], row["method"], row["seed"]) == ("A-B-style", "B", "graft", "1")
+    )
+    assert (a["family"], a["start"], a["pass1"]) == ("a", "0.5", "0.875")
+    assert (b["family"], b["start"], b["pass1"]) == ("b", "0.0", "0.25")
 
 
 def test_families_that_a_method_loses_are_named(

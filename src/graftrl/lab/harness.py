@@ -36,11 +36,13 @@ from graftrl.lab.plan import (
 from graftrl.lab.results import (
     COLUMNS,
     DETAILS,
+    FAMILY_COLUMNS,
     MEASURED_COLUMNS,
     MEASURED_DETAILS,
     TRANSFER_COLUMNS,
     Result,
     as_measured,
+    family_rows,
     measured_rows,
     read_result,
     rows,
@@ -279,6 +281,7 @@ def _write_page(
     if planned.study.measured:
         for table, columns in (("", MEASURED_COLUMNS), ("-details", MEASURED_DETAILS)):
             write_text(out / f"{planned.study.name}{table}.csv", to_csv(measured_rows(results), columns))
+        write_text(out / f"{planned.study.name}-families.csv", to_csv(family_rows(results), FAMILY_COLUMNS))
     path = out / f"{planned.study.name}.md"
     write_text(path, text)
     console.print(f"{path}: {len(results)} of {len(planned.cells)} results", highlight=False, soft_wrap=True)

@@ -663,8 +663,10 @@ def _family_differences(
     found = []
     for ours in page.of(pair, method):
         theirs = base.get(ours.cell.seed)
-        for model in pair.models if theirs is not None else ():
-            a, b = ours.outcomes[model].measures, theirs.outcomes[model].measures if theirs is not None else None
+        if theirs is None:
+            continue
+        for model in pair.models:
+            a, b = ours.outcomes[model].measures, theirs.outcomes[model].measures
             if a is not None and b is not None:
                 found.append((model, {f: rate - b.families.get(f, rate) for f, rate in a.families.items()}))
     return found

@@ -270,6 +270,28 @@ def measured_rows(results: Iterable[Result]) -> list[dict[str, object]]:
     return table
 
 
+FAMILY_COLUMNS = ("pair", "model", "method", "seed", "family", "start", "pass1")
+
+
+def family_rows(results: Iterable[Result]) -> list[dict[str, object]]:
+    """One per model and family of a measured result: pass@1 before training and after the last step."""
+    return [
+        {
+            "pair": result.cell.pair.name,
+            "model": model,
+            "method": result.cell.method,
+            "seed": result.cell.seed,
+            "family": family,
+            "start": round(outcome.measures.start[family], 6) if family in outcome.measures.start else "",
+            "pass1": round(rate, 6),
+        }
+        for result in results
+        for model, outcome in result.outcomes.items()
+        if outcome.measures is not None
+        for family, rate in outcome.measures.families.items()
+    ]
+
+
 TRANSFER_COLUMNS = ("target", "proxy", "method", "lambda", "seed", "score", "wall_s")
 BEFORE = "before"  # a target without any training
 
