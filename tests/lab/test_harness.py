@@ -202,19 +202,30 @@ def test_families_that_a_method_loses_are_named(
     assert "| A-B | `sgt` | 1.00 | 0.00 | A a, B a |" in lines
 
 
+def test_the_best_setting_of_a_pair_is_what_the_reference_is_compared_with(
+    tmp_path: Path, training: FakeTraining, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GRAFT, .25 better than all others with both seeds, stands for a setting."""
+    study = replace(STUDIES["scion-rivals"], name="best", methods=("grpo", "sgt", "graft", "scion"), parts=("tuned",))
+    monkeypatch.setitem(STUDIES, study.name, replace(study, tuned=("sgt", "graft")))
+    lines = _run(["best"], _options(tmp_path))[0][0].read_text().splitlines()
+    assert "| A-B | 2 | 0.562 | **0.812** | -0.250 ± 0.000 |" in lines
+    assert "`scion` − best setting: above 0 in 0 of 1 pairs; mean over pairs -0.250." in lines
+
+
 def test_a_study_that_includes_others_is_one_page_and_one_table(tmp_path: Path, training: FakeTraining) -> None:
     options = _options(tmp_path, seeds=1)
     (page,), _ = _run(["scion"], options)
     headings = [line for line in page.read_text().splitlines() if line.startswith("#")]
     assert headings[:3] == ["# SCION", "## SCION in every regime", "### What came out"]
-    assert [h for h in headings if h.startswith("## ")] == [
-        f"## {STUDIES[name].title}" for name in STUDIES["scion"].includes
-    ]
+    *opened, held_out = STUDIES["scion"].includes
+    assert [h for h in headings if h.startswith("## ")] == [f"## {STUDIES[name].title}" for name in opened]
+    assert held_out == "scion-held-out"  # which waits to be opened
     assert "Missing" not in page.read_text()
     regimes = training.trained[:5]
     assert regimes == ["A grpo seed 0", "B grpo seed 0", "A-B graft seed 0", "A-B sgt seed 0", "A-B scion seed 0"]
     table = list(csv.DictReader((page.parent / "scion.csv").read_text().splitlines()))
-    assert len(table) == 2 * len({m for name in STUDIES["scion"].includes for m in STUDIES[name].methods})
+    assert len(table) == 2 * len({m for name in opened for m in STUDIES[name].methods})
     trained = len(training.trained)
     _run(["scion-ablation", "regimes"], options)
     assert len(training.trained) == trained  # A-B of both is there already
@@ -241,6 +252,8 @@ def test_what_is_kept_for_the_end_is_listed_and_not_trained(tmp_path: Path, trai
     said = console.file.getvalue()  # type: ignore[attr-defined]
     assert "kept for the end, opened by --held-out: A-C-mixed, B-C-one-sided" in said
     assert not any("mixed" in run["run"] for run in planned_runs(["all"], options)["runs"])
+    assert not any("mixed" in run["run"] for run in planned_runs(["scion"], options)["runs"])
+    assert any("mixed" in run["run"] for run in planned_runs(["scion"], replace(options, held_out=True))["runs"])
     _run(["scion-held-out"], replace(options, held_out=True))
     assert "A-C mixed scion seed 0" in training.trained
 

@@ -205,7 +205,8 @@ def _plan(names: Sequence[str], options: Options) -> tuple[Laboratory, list[_Pla
 
 def _plan_study(study: Study, options: Options) -> _Planned:
     if study.includes:
-        parts = tuple(_plan_study(STUDIES[name], options) for name in study.includes)
+        included = [STUDIES[name] for name in study.includes]
+        parts = tuple(_plan_study(part, options) for part in included if options.held_out or not part.held_out)
         return _Planned(study, [], list(dict.fromkeys(cell for part in parts for cell in part.cells)), parts)
     pairs = pairs_of(study, options.pairs)
     waiting = next((pair for pair in pairs if _is_held_out(pair)), None)

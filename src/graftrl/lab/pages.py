@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from graftrl.evaluation.intervals import t_interval
-from graftrl.evaluation.significance import holm
+from graftrl.evaluation.significance import holm, paired_t_test
 from graftrl.lab import distillation, figures, paper
 from graftrl.lab.measure import MOST_PROMPTS, SAMPLES, Measures
 from graftrl.lab.pairs import Pair, Transfer
@@ -576,6 +576,39 @@ def _starred(c: Comparison, corrected: bool) -> str:
     return f"{plus_minus(c.test.mean, c.test.half_width, '+')}{star}"
 
 
+def tuned(page: Page) -> str:
+    """The last reference against the best setting of a method in each pair."""
+    study, reference = page.study, page.study.references[-1]
+    table, tests = [], []
+    for pair in page.pairs:
+        ours, *settings = (scores(page.results, pair, m, _whole(pair)) for m in (reference, *study.tuned))
+        seeds = sorted(set(ours).intersection(*settings))
+        if not seeds:
+            continue
+        means = [float(np.mean([of_setting[s] for s in seeds])) for of_setting in settings]
+        best = int(np.argmax(means))
+        test = paired_t_test([ours[s] for s in seeds], [settings[best][s] for s in seeds])
+        tests.append((pair, test))
+        row = [f"**{mean:.3f}**" if i == best else f"{mean:.3f}" for i, mean in enumerate(means)]
+        table.append([pair.name, str(len(seeds)), *row, plus_minus(test.mean, test.half_width, "+")])
+    if not table:
+        return ""
+    mean, half = t_interval([test.mean for _, test in tests])
+    return "\n\n".join(
+        [
+            "## Against the best setting of each pair",
+            "pass@1, mean over the models of a pair and over the seeds that all settings have. The best setting (bold) "
+            "is chosen by the same runs that it is compared in, in its favour.",
+            f"`{study.label(reference)}` − best setting: above 0 in {sum(test.mean > 0 for _, test in tests)} of "
+            f"{len(tests)} pairs; mean over pairs {plus_minus(mean, half, '+')}.",
+            markdown_table(
+                ["pair", "seeds", *(f"`{study.label(m)}`" for m in study.tuned), f"`{study.label(reference)}` − best"],
+                table,
+            ),
+        ]
+    )
+
+
 def _over_pairs(page: Page, method: str, reference: str, compared: Sequence[Comparison]) -> str:
     """A pair is a case, whatever its seeds: the interval is over pairs. Single models that lose are named."""
     differences = [c.test.mean for c in compared if c.model == _whole(c.pair)]
@@ -674,6 +707,7 @@ def _family_differences(
 
 PARTS: dict[str, Part] = {
     "regimes": regimes,
+    "tuned": tuned,
     "families": families,
     "measures": measures,
     "verdicts": verdicts,

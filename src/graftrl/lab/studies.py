@@ -124,7 +124,9 @@ class Study:
     measured: scores are those of several responses after the last step (`graftrl.lab.measure`), with pass@8, entropy
         and forgetting; raw numbers go to NAME.csv too.
     held_out: its pairs wait for `--held-out`; until then no method but the baseline is trained on them.
-    includes: studies that are trained one after the other and make one page; this one has no pairs of its own.
+    includes: studies that are trained one after the other and make one page; this one has no pairs of its own. A
+        held-out one is left out until `--held-out`.
+    tuned: methods that are one method with several settings: the last reference is compared with the best of them.
     references: methods that all others are compared with, paired by seed.
     parts: of the results page, in order; names of `graftrl.lab.pages.PARTS`.
     labels: what the page calls a method, where its name does not say enough.
@@ -143,6 +145,7 @@ class Study:
     measured: bool = False
     held_out: bool = False
     includes: tuple[str, ...] = ()
+    tuned: tuple[str, ...] = ()
 
     def label(self, method: str) -> str:
         return dict(self.labels).get(method, method)
@@ -157,6 +160,23 @@ _BUDGETS = tuple(explored(quarters) for quarters in EXPLORED)
 _SPANNED = ("opd-spans", "p_opd-spans")
 _ALL_PAIRS = ("A-B", "A-C", "B-C")
 _FIRST_PAIR = ("A-B",)
+_SCION_PAIRS = (
+    "A-B",
+    "A-B-style",
+    "A-B-lenient",
+    "A-B-programs",
+    "A-B-short",
+    "A-B-long",
+    "A-B-stored",
+    "A-B-C-three",
+    "A-B-weak",
+    "A-B-misled",
+    "P-D-unequal",
+    "A-B-worded",
+    "A-B-lengthy",
+    "A-B-gym",
+)
+_SGT = ("sgt-0.03", "sgt", "sgt-0.3", "sgt-1")
 
 STUDIES: dict[str, Study] = {
     study.name: study
@@ -294,32 +314,36 @@ STUDIES: dict[str, Study] = {
             (),
             (),
             measured=True,
-            includes=("scion-regimes", "scion-trials", "scion-controls", "scion-ablation", "scion-sensitivity"),
+            includes=(
+                "scion-regimes",
+                "scion-rivals",
+                "scion-trials",
+                "scion-controls",
+                "scion-ablation",
+                "scion-sensitivity",
+                "scion-held-out",
+            ),
         ),
         Study(
             "scion-regimes",
             "SCION in every regime",
             "Where does SCION beat GRPO, GRAFT and SGT, and where does it not?",
-            (
-                "A-B",
-                "A-B-style",
-                "A-B-lenient",
-                "A-B-programs",
-                "A-B-short",
-                "A-B-long",
-                "A-B-stored",
-                "A-B-C-three",
-                "A-B-weak",
-                "A-B-misled",
-                "P-D-unequal",
-                "A-B-worded",
-                "A-B-lengthy",
-                "A-B-gym",
-            ),
+            _SCION_PAIRS,
             ("grpo", "graft", "sgt", "scion"),
             references=("grpo", "sgt"),
             parts=_MEASURED,
             measured=True,
+        ),
+        Study(
+            "scion-rivals",
+            "SCION and its rivals",
+            "Would more rollouts, HACPO, or SGT with a coefficient chosen for the regime do as well?",
+            _SCION_PAIRS,
+            ("grpo", "grpo-n32", "hacpo", *_SGT, "scion"),
+            references=("grpo", "scion"),
+            parts=("tuned", *_MEASURED),
+            measured=True,
+            tuned=_SGT,
         ),
         Study(
             "scion-trials",
@@ -336,21 +360,9 @@ STUDIES: dict[str, Study] = {
         Study(
             "scion-controls",
             "Controls of SCION",
-            "Would more supervision, imitation of success as such, or more rollouts do as well?",
+            "Would imitation of success as such do as well, or SGT that pulls as hard as SCION?",
             (*_TELLING, "A-B-lenient"),
-            (
-                "grpo",
-                "grpo-n32",
-                "hacpo",
-                "sgt-0.03",
-                "sgt",
-                "sgt-0.3",
-                "sgt-1",
-                "sgt-matched",
-                "scion-self",
-                "scion-self-first",
-                "scion",
-            ),
+            ("grpo", "sgt", "sgt-matched", "scion-self", "scion-self-first", "scion"),
             references=("grpo", "scion"),
             parts=_MEASURED,
             seeds=3,
