@@ -40,7 +40,8 @@ def test_its_recipe_takes_every_method_of_the_comparison(script: Any) -> None:
 def test_it_writes_a_row_per_model_method_and_seed_and_goes_on_where_it_stopped(
     script: Any, tmp_path: Path, pair: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = ["task.validation_size=24", "evaluation.prompts=24", "training.prompts_per_step=2", "training.group_size=2",
+    monkeypatch.setattr(script, "VALIDATION_PROMPTS", 24)
+    small = ["training.prompts_per_step=2", "training.group_size=2",
              "training.minibatch_prompts=2", "sampling.max_response_tokens=6"]  # fmt: skip
     models = {name: {"path": path} for name, path in pair.items()}
     recipe = load_recipe(RECIPE, [f"models={json.dumps(models)}", *small])
@@ -67,4 +68,10 @@ def test_it_writes_a_row_per_model_method_and_seed_and_goes_on_where_it_stopped(
     assert [(row["method"], row["model"]) for row in table] == [
         ("grpo", "A"), ("grpo", "B"), ("scion", "A"), ("scion", "B"),
     ]  # fmt: skip
+    page = (tmp_path / "runs" / "real-pair.md").read_text().splitlines()
+    of_both = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page if line.startswith("| both |")]
+    assert [row[1:3] for row in of_both] == [["`grpo`", "1"], ["`scion`", "1"]]
+    grpo, scion = ((float(table[i]["pass1"]) + float(table[i + 1]["pass1"])) / 2 for i in (0, 2))
+    assert of_both[0][3:5] == [f"{grpo:.3f}", ""] and of_both[1][3:5] == [f"{scion:.3f}", f"{scion - grpo:+.3f}"]
+    assert not list((tmp_path / "runs").glob("*/checkpoints"))  # 5 GB each
     assert all(0 <= float(row["pass1"]) <= float(row["pass8"]) <= 1 and float(row["wall_s"]) > 0 for row in table)
