@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from graftrl.evaluation.intervals import t_interval
-from graftrl.evaluation.significance import holm, paired_t_test
+from graftrl.evaluation.significance import PairedTest, holm, paired_t_test
 from graftrl.lab import distillation, figures, paper
 from graftrl.lab.measure import MOST_PROMPTS, SAMPLES, Measures
 from graftrl.lab.pairs import Pair, Transfer
@@ -83,6 +83,8 @@ def render(study: Study, sections: Sequence[Page], lead: str, tail: str = "") ->
     """The page as Markdown. sections: of the studies that make it, one as a rule. lead: how and where it was made.
     tail: what is missing."""
     parts = [f"# {study.title}", study.question, lead, tail]
+    if study.includes and (whole := _joined(study, sections)).results:
+        parts += [PARTS[name](whole) for name in study.parts]
     for page in sections:
         told = [PARTS[name](page) for name in page.study.parts] if page.results else []
         if len(sections) > 1:
@@ -90,6 +92,13 @@ def render(study: Study, sections: Sequence[Page], lead: str, tail: str = "") ->
             told = [f"## {page.study.title}", page.study.question, *below]
         parts += told
     return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
+
+
+def _joined(study: Study, sections: Sequence[Page]) -> Page:
+    """All sections as one page of the study that includes theirs."""
+    pairs = dict.fromkeys(pair for page in sections for pair in page.pairs)
+    results = {result.cell: result for page in sections for result in page.results}
+    return Page(study, list(pairs), list(results.values()), all(page.corrected for page in sections))
 
 
 # Parts ----------------------------------------------------------------------------------------------------------------
@@ -579,33 +588,109 @@ def _starred(c: Comparison, corrected: bool) -> str:
 def tuned(page: Page) -> str:
     """The last reference against the best setting of a method in each pair."""
     study, reference = page.study, page.study.references[-1]
-    table, tests = [], []
-    for pair in page.pairs:
-        ours, *settings = (scores(page.results, pair, m, _whole(pair)) for m in (reference, *study.tuned))
-        seeds = sorted(set(ours).intersection(*settings))
-        if not seeds:
-            continue
-        means = [float(np.mean([of_setting[s] for s in seeds])) for of_setting in settings]
-        best = int(np.argmax(means))
-        test = paired_t_test([ours[s] for s in seeds], [settings[best][s] for s in seeds])
-        tests.append((pair, test))
-        row = [f"**{mean:.3f}**" if i == best else f"{mean:.3f}" for i, mean in enumerate(means)]
-        table.append([pair.name, str(len(seeds)), *row, plus_minus(test.mean, test.half_width, "+")])
-    if not table:
+    found = best_settings(page)
+    if not found:
         return ""
-    mean, half = t_interval([test.mean for _, test in tests])
+    table = []
+    for of in found:
+        means = [f"**{mean:.3f}**" if m == of.method else f"{mean:.3f}" for m, mean in of.means.items()]
+        difference = plus_minus(of.test.mean, of.test.half_width, "+")
+        table.append([of.pair.name, str(of.test.n), *means, difference])
+    mean, half = t_interval([of.test.mean for of in found])
+    header = ["pair", "seeds", *(f"`{study.label(m)}`" for m in study.tuned), f"`{study.label(reference)}` − best"]
     return "\n\n".join(
         [
             "## Against the best setting of each pair",
             "pass@1, mean over the models of a pair and over the seeds that all settings have. The best setting (bold) "
             "is chosen by the same runs that it is compared in, in its favour.",
-            f"`{study.label(reference)}` − best setting: above 0 in {sum(test.mean > 0 for _, test in tests)} of "
-            f"{len(tests)} pairs; mean over pairs {plus_minus(mean, half, '+')}.",
-            markdown_table(
-                ["pair", "seeds", *(f"`{study.label(m)}`" for m in study.tuned), f"`{study.label(reference)}` − best"],
-                table,
-            ),
+            f"`{study.label(reference)}` − best setting: above 0 in {sum(of.test.mean > 0 for of in found)} of "
+            f"{len(found)} pairs; mean over pairs {plus_minus(mean, half, '+')}.",
+            markdown_table(header, table),
         ]
+    )
+
+
+@dataclass(frozen=True)
+class BestSetting:
+    """Of a pair. means: of every setting, over the seeds of all. test: last reference - best setting."""
+
+    pair: Pair | Transfer
+    method: str
+    means: Mapping[str, float]
+    test: PairedTest
+
+
+def best_settings(page: Page) -> list[BestSetting]:
+    """Per pair in which there are all of `Study.tuned` and the last reference: the setting with the highest mean."""
+    found = []
+    for pair in page.pairs:
+        ours = scores(page.results, pair, page.study.references[-1], _whole(pair))
+        settings = {m: scores(page.results, pair, m, _whole(pair)) for m in page.study.tuned}
+        seeds = sorted(set(ours).intersection(*settings.values()))
+        if seeds:
+            means = {m: float(np.mean([of[s] for s in seeds])) for m, of in settings.items()}
+            best = max(means, key=lambda m: means[m])
+            test = paired_t_test([ours[s] for s in seeds], [settings[best][s] for s in seeds])
+            found.append(BestSetting(pair, best, means, test))
+    return found
+
+
+def rivals(page: Page) -> str:
+    """The last reference against every other method, over all pairs of all sections of the page."""
+    study, reference = page.study, page.study.references[-1]
+    pages = (page, replace(page, results=[_scored_by_pass8(result) for result in page.results]))
+    table = []
+    for method in study.methods:
+        alone = replace(study, methods=(method,))
+        of_pass1, of_pass8 = (pair_comparisons(replace(p, study=alone), reference) for p in pages)
+        if of_pass1:
+            # These are method - reference: where the method is lower, the reference is above it.
+            found = Counter(c.verdict(page.corrected) for c in of_pass1)
+            one, eight = ({c.pair.name: -c.test.mean for c in compared} for compared in (of_pass1, of_pass8))
+            significant = (str(found["lower"]), str(found["higher"]))
+            table.append(_rival_row(f"`{study.label(method)}`", one, eight, *significant))
+    one, eight = ({of.pair.name: of.test.mean for of in best_settings(p)} for p in pages)
+    if one:
+        table.append(_rival_row(f"best of {', '.join(f'`{study.label(m)}`' for m in study.tuned)}", one, eight))
+    if not table:
+        return ""
+    ours = study.label(reference)
+    how = "after Holm's correction over the pairs of a row" if page.corrected else "uncorrected"
+    header = [
+        "against", "pairs", "above", "p < .05", "below", "p < .05", "mean over pairs", "below in", "pass@8: above",
+        "mean over pairs",
+    ]  # fmt: skip
+    return (
+        f"## `{ours}` against its rivals\n\nOver all pairs below in which both were trained: in how many the mean over "
+        f"models and seeds of `{ours}` is above the rival's, and below it; in how many with p < .05 {how}. The "
+        "interval is over pairs. The best setting is chosen in each pair by the runs that it is compared in, for "
+        "pass@8 by pass@8; its differences are not tested. Read with it: [where it loses, and why](README.md#scion)."
+        "\n\n" + markdown_table(header, table)
+    )
+
+
+def _rival_row(
+    name: str, pass1: Mapping[str, float], pass8: Mapping[str, float], higher: str = "", lower: str = ""
+) -> list[str]:
+    """pass1, pass8: reference - rival by pair. higher, lower: in how many pairs that is significant."""
+    below = {pair: d for pair, d in sorted(pass1.items(), key=lambda item: item[1]) if d < 0}
+    return [
+        name,
+        str(len(pass1)),
+        str(sum(d > 0 for d in pass1.values())),
+        higher,
+        str(len(below)),
+        lower,
+        plus_minus(*t_interval(list(pass1.values())), "+"),
+        ", ".join(f"{pair} {d:+.3f}" for pair, d in below.items()),
+        str(sum(d > 0 for d in pass8.values())),
+        plus_minus(*t_interval(list(pass8.values())), "+"),
+    ]
+
+
+def _scored_by_pass8(result: Result) -> Result:
+    return replace(
+        result, outcomes={m: replace(o, score=o.measures.pass8) for m, o in result.outcomes.items() if o.measures}
     )
 
 
@@ -708,6 +793,7 @@ def _family_differences(
 PARTS: dict[str, Part] = {
     "regimes": regimes,
     "tuned": tuned,
+    "rivals": rivals,
     "families": families,
     "measures": measures,
     "verdicts": verdicts,

@@ -124,8 +124,8 @@ class Study:
     measured: scores are those of several responses after the last step (`graftrl.lab.measure`), with pass@8, entropy
         and forgetting; raw numbers go to NAME.csv too.
     held_out: its pairs wait for `--held-out`; until then no method but the baseline is trained on them.
-    includes: studies that are trained one after the other and make one page; this one has no pairs of its own. A
-        held-out one is left out until `--held-out`.
+    includes: studies that are trained one after the other and make one page; this one has no pairs of its own, and its
+        methods and parts are about all of theirs. A held-out one is left out until `--held-out`.
     tuned: methods that are one method with several settings: the last reference is compared with the best of them.
     references: methods that all others are compared with, paired by seed.
     parts: of the results page, in order; names of `graftrl.lab.pages.PARTS`.
@@ -312,7 +312,10 @@ STUDIES: dict[str, Study] = {
             "Does one damped and weighted success of a better peer teach more than what SGT and GRAFT exchange, in "
             "which regimes, and through which of its parts?",
             (),
-            (),
+            ("grpo", "grpo-n32", "hacpo", "graft", "sgt"),
+            references=("scion",),
+            parts=("rivals",),
+            tuned=_SGT,
             measured=True,
             includes=(
                 "scion-regimes",
