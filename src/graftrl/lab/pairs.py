@@ -236,6 +236,21 @@ REGIMES: dict[str, Regime] = {
             warmup={"A": {"strong_share": 0.7}, "B": {"strong_share": 0.2, "steps": 450}},
         ),
         Regime(
+            "gap-mild",
+            "model A knows its families better than model B does its own",
+            warmup={"A": {"strong_share": 0.55, "steps": 700}, "B": {"strong_share": 0.25, "steps": 700}},
+        ),
+        Regime(
+            "gap-wide",
+            "model A knows its families far better than model B, which hardly knows any",
+            warmup={"A": {"strong_share": 0.8}, "B": {"strong_share": 0.08}},
+        ),
+        Regime(
+            "gap-reversed",
+            "model B knows its families far better than model A does its own",
+            warmup={"A": {"strong_share": 0.2, "steps": 400}, "B": {"strong_share": 0.7}},
+        ),
+        Regime(
             "rare",
             "each model has hardly ever seen one operation that half of the other's families need: necessary tokens "
             "far below tau",

@@ -351,9 +351,18 @@ STUDIES: dict[str, Study] = {
         Study(
             "scion-trials",
             "Attempts to break SCION",
-            "Is SCION ever reliably below SGT: with other programs, a gap in skill between the models, or necessary "
+            "Is SCION ever reliably below SGT: with other programs, gaps in skill between the models, or necessary "
             "tokens that the receiver hardly ever says?",
-            ("A-B-draw-1", "A-B-draw-3", "A-B-draw-5", "A-B-gap", "A-B-rare"),
+            (
+                "A-B-draw-1",
+                "A-B-draw-3",
+                "A-B-draw-5",
+                "A-B-gap",
+                "A-B-gap-mild",
+                "A-B-gap-wide",
+                "A-B-gap-reversed",
+                "A-B-rare",
+            ),
             ("grpo", "graft", "sgt", "scion"),
             references=("grpo", "sgt"),
             parts=_MEASURED,
