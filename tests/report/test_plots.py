@@ -31,6 +31,14 @@ def test_drift_counts_every_response_once_and_gives_plain_quantiles() -> None:
     assert plots.drift_quantiles(table.clear()).is_empty()
 
 
+def test_one_run_with_every_phase_leaves_its_bar_room_above_the_legend(tmp_path: Path) -> None:
+    (run,) = read_runs([make_run(tmp_path / "run", "grpo", 0, {"A": 0.5, "B": 0.6})])
+    names = ("sampling", "grading", "peers", "exchange", "scoring", "training", "evaluation", "checkpoint", "logging")
+    for line in run.metrics:
+        line["phase_s"] = dict.fromkeys(names, 1.0)
+    assert "<svg" in plots.to_svg(plots.phases([run]), "phases")  # Matplotlib warns of a collapsed axis, an error here
+
+
 def test_plots_become_a_png_and_an_svg_of_their_own(tmp_path: Path) -> None:
     folders = [
         make_run(tmp_path / f"{method}{seed}", method, seed, {"A": 0.5, "B": 0.6}, before={"v1": 1}, grafts=grafts)

@@ -257,7 +257,7 @@ def phases(runs: Sequence[Run]) -> Any:
     table = phase_table(runs).group_by("method", "phase").agg(pl.col("seconds").mean())
     methods = methods_of(runs)
     order = table.group_by("phase").agg(pl.col("seconds").sum()).sort("seconds", descending=True)["phase"].to_list()
-    figure, (axis,) = panels(1, size=(2 * _PANEL[0], 0.9 + 0.42 * len(methods)))
+    figure, (axis,) = panels(1, size=(2 * _PANEL[0], 1.4 + 0.42 * len(methods)))
     left = np.zeros(len(methods))
     for phase, color in zip(order, itertools.cycle(COLORS), strict=False):
         of_phase = dict(table.filter(phase=phase).select("method", "seconds").iter_rows())
