@@ -42,9 +42,14 @@ def test_a_dumped_recipe_loads_to_the_same_recipe(tmp_path):
     assert load_recipe(tmp_path / "r.yaml") == recipe
 
 
-@pytest.mark.parametrize("n", [0, 1])
-def test_a_group_of_one_is_refused_with_the_reason(n):
-    assert "standard deviation of one sample" in refusal(training={"steps": 1, "group_size": n})
+def test_a_group_of_one_is_refused_where_an_advantage_is_relative_to_the_group():
+    one = {"steps": 1, "group_size": 1}
+    for method in ("graft", "grpo", "scion", "hacpo", "es"):
+        assert "standard deviation of one sample" in refusal(training=one, method=method)
+    assert "training.group_size" in refusal(training={"steps": 1, "group_size": 0}, method="opd")
+    scorers = {"teacher": {"path": "t"}, "expert": {"path": "t"}, "base": {"path": "a"}}
+    for method in ("opd", "p_opd"):
+        assert parse_recipe(content(training=one, method=method, scorers=scorers), "r.yaml").training.group_size == 1
 
 
 @pytest.mark.parametrize("setting", [{"temperature": 0.6}, {"top_p": 0.9}, {"top_k": 50}])

@@ -28,7 +28,7 @@ class TrainingSettings(Settings):
     steps: total; either this or epochs.
     epochs: passes over the training prompts, the last partial batch of each dropped.
     prompts_per_step: that every model answers in a step.
-    group_size: n, responses per prompt and model.
+    group_size: n, responses per prompt and model; 1 only where no advantage is relative to a group.
     minibatch_prompts: prompts of one optimizer step. epochs_per_batch: passes over a step's rows.
     importance_cap: most that truncated importance sampling weighs a token of an own response by, where the sampler's
         log-probabilities are not the trainer's; none: all tokens weigh 1.
@@ -37,20 +37,10 @@ class TrainingSettings(Settings):
     steps: int | None = Field(None, ge=1)
     epochs: int | None = Field(None, ge=1)
     prompts_per_step: int = Field(128, ge=1)
-    group_size: int = 8
+    group_size: int = Field(8, ge=1)
     minibatch_prompts: int = Field(32, ge=1)
     epochs_per_batch: int = Field(1, ge=1)
     importance_cap: float | None = Field(None, gt=0)
-
-    @field_validator("group_size")
-    @classmethod
-    def _group_has_a_deviation(cls, n: int) -> int:
-        if n < 2:
-            raise ValueError(
-                f"is {n}, but the standard deviation of one sample is undefined: a group-relative advantage needs at "
-                "least 2 responses a prompt"
-            )
-        return n
 
     @model_validator(mode="after")
     def _one_length(self) -> TrainingSettings:
@@ -200,6 +190,12 @@ class Recipe(Settings):
             raise ValueError(
                 f"method {method.settings.name!r} exchanges between models and needs at least {method.fewest_models} "
                 f"under models and peers; there is {len(self.models) + len(self.peers)}"
+            )
+        if self.training.group_size < (fewest := getattr(method, "fewest_responses", 2)):
+            raise ValueError(
+                f"training.group_size is {self.training.group_size}, but the standard deviation of one sample is "
+                f"undefined: the group-relative advantages of method {method.settings.name!r} need at least {fewest} "
+                "responses a prompt"
             )
         if not self.sampling.is_plain:
             s = self.sampling

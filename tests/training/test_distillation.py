@@ -93,6 +93,17 @@ def test_one_step(name, estimator, alone, scorers, log, new_run):
     assert run.recipe().build_method().settings == parse_recipe(recipe, "test").build_method().settings
 
 
+@pytest.mark.parametrize("name", [name for name in FAMILY if name != "rstg"])
+def test_one_response_a_prompt_is_enough(name, alone, scorers, new_run):
+    """Nothing is relative to a group: one response each of eight prompts is as good as four of two."""
+    run = run_recipe(alone(name, scorers=scorers(name), training={**TRAINING, "group_size": 1}, task=COIN), new_run)
+    (line,) = run.read_metrics()
+    of_model = line["models"]["A"]
+    assert of_model["method"]["distilled"] + of_model["method"]["left_out"] == 8
+    assert of_model["optimizer_steps"] == 1 and np.isfinite(of_model["loss"]) and of_model["grad_norm"] > 0
+    assert pl.read_parquet(sorted((run.root / "rollouts").iterdir())).height == 8
+
+
 @pytest.mark.parametrize("name", ["opd", "p_opd", "avsd"])
 def test_scorers_of_another_tokenizer(name, alone, scorers, pair, new_run, tmp_path):
     several = scorers(name)

@@ -113,7 +113,8 @@ class Method(Protocol):
     """The whole protocol. `filter` (or None) says whether a freshly sampled group is worth training on; the loop
     samples further prompts for those it refuses, at most `sampling_rounds` times. `usable` says whether a receiver
     whose own group is given could learn from a peer's group with so many successes; it is asked only where one of a
-    stored peer's groups has to be chosen."""
+    stored peer's groups has to be chosen. A method without group-relative advantages may have `fewest_responses = 1`;
+    the others need groups of 2."""
 
     settings_type: ClassVar[type[Settings]]
     fewest_models: ClassVar[int]
@@ -146,8 +147,12 @@ def receiving(groups: Groups, context: StepContext) -> Groups:
 
 
 def own_rows(group: Group, codec: CodecLike, *, normalize_std: bool = True) -> list[Row]:
-    """A model's own group as rows with group-relative advantages. Sampled ids are kept, never re-encoded."""
-    advantages = group_advantages(group.rewards, normalize_std=normalize_std).tolist()
+    """A model's own group as rows with group-relative advantages."""
+    return rows_of(group, codec, group_advantages(group.rewards, normalize_std=normalize_std).tolist())
+
+
+def rows_of(group: Group, codec: CodecLike, advantages: Sequence[float]) -> list[Row]:
+    """A model's own group as rows. Sampled ids are kept, never re-encoded."""
     return [
         Row(
             prompt_id=group.prompt.id,

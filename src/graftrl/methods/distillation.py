@@ -23,7 +23,7 @@ from torch import Tensor
 from graftrl.errors import ConfigError
 from graftrl.exchange import Rejected, Retokenized, retokenize
 from graftrl.exchange.spans import common_ends, spans_of, sum_spans, token_ends
-from graftrl.methods.base import CodecLike, Exchange, Groups, StepContext, cut_by_prompt, own_rows, receiving
+from graftrl.methods.base import CodecLike, Exchange, Groups, StepContext, cut_by_prompt, receiving, rows_of
 from graftrl.objective import Objective, Term, TokenBatch, importance_ratio
 from graftrl.objective.distillation import REFERENCE, LogMixture, drift_gate, span_sums
 from graftrl.objective.terms import TokenLoss
@@ -69,6 +69,7 @@ class Distillation:
 
     settings_type: ClassVar[type[Settings]] = DistillationSettings
     fewest_models: ClassVar[int] = 1
+    fewest_responses: ClassVar[int] = 1
     reads_logprobs: ClassVar[bool] = False
     filter: Callable[[Group], bool] | None = None
     sampling_rounds = 1
@@ -166,10 +167,7 @@ class Distillation:
 
 def distilled_rows(group: Group, codec: CodecLike) -> list[Row]:
     """A model's own group as rows of weight 1, whatever their rewards."""
-    rows = own_rows(group, codec)
-    for row in rows:
-        row.advantages = 1.0
-    return rows
+    return rows_of(group, codec, [1.0] * group.size)
 
 
 def gated(weights: Tensor, tokens: TokenBatch, settings: DistillationSettings) -> tuple[Tensor, dict[str, Tensor]]:
