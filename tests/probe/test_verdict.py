@@ -143,7 +143,7 @@ def test_the_verdict_names_the_evidence():
     short = replace(model(), tokens_median=21.0)
     verdict = judge({"A": short, "B": short}, both(scored(0.9, 1.0)), {"A": 50, "B": 50}, 128)
     assert (verdict.method, verdict.situation) == ("scion", evidence.SHORT_RESPONSES)
-    assert any(line.startswith("Evidence: measured, docs/results/scion-regimes.md; 14") for line in verdict.lines)
+    assert any(line.startswith("Evidence: measured, docs/results/scion.md; 24") for line in verdict.lines)
 
 
 def test_rescued_prompts_are_exchanged_groups_with_an_admitted_success():

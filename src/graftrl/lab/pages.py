@@ -695,15 +695,20 @@ def _scored_by_pass8(result: Result) -> Result:
 
 
 def _over_pairs(page: Page, method: str, reference: str, compared: Sequence[Comparison]) -> str:
-    """A pair is a case, whatever its seeds: the interval is over pairs. Single models that lose are named."""
+    """A pair is a case, whatever its seeds: the interval is over pairs. Single models that lose are named, or counted
+    where they are many."""
     differences = [c.test.mean for c in compared if c.model == _whole(c.pair)]
     mean, half = t_interval(differences)
     above = sum(d > 0 for d in differences)
-    lower = [f"{c.model} in {c.pair.name} {c.test.mean:+.3f}" for c in compared if c.model != BOTH and c.test.mean < 0]
+    single = [c for c in compared if c.model != BOTH]
+    lower = [f"{c.model} in {c.pair.name} {c.test.mean:+.3f}" for c in single if c.test.mean < 0]
+    named = (
+        f"models below 0: {', '.join(lower)}" if len(lower) <= 8 else f"{len(lower)} of {len(single)} models below 0"
+    )
     return (
         f"- `{page.study.label(method)}` − `{page.study.label(reference)}`: above 0 in {above} of {len(differences)} "
         f"pairs; mean over pairs {plus_minus(mean, half, '+')}"
-        f"{'; models below 0: ' + ', '.join(lower) if lower else ''}."
+        f"{'; ' + named if lower else ''}."
     )
 
 

@@ -46,18 +46,18 @@ GATE_SHUT = Situation(
     "scion",
     "the receiver finds the peer's right responses too improbable for GRAFT's gate",
     "measured",
-    "docs/results/scion-regimes.md",
-    "tiny models: with another style or with very short responses GRAFT gains nothing or loses, and scion gains .19 "
-    "and .21 over GRPO",
+    "docs/results/scion.md",
+    "tiny models: with another separator or very short responses GRAFT gains nothing or loses, and scion gains .19 and "
+    ".21 over GRPO; with a separator of three characters scion gained nothing (-.018 ± .025), and sgt ruined both models",
 )
 SHORT_RESPONSES = Situation(
     f"the median response of every model is shorter than {SHORT_TOKENS} tokens",
     "scion",
     "with short responses, imitating one damped success did best in nearly all regimes that were measured",
     "measured",
-    "docs/results/scion-regimes.md",
-    "14 regimes of models of 0.04 to 0.4 million weights, nearly all on one procedural task; sgt did better where a "
-    "peer is right by luck in a whole family, and on prompts that the peer solves once in a hundred responses",
+    "docs/results/scion.md",
+    "24 regimes of models of 0.04 to 0.4 million weights, nearly all on one procedural task; sgt did better where a "
+    "peer is right by luck in a whole family, and where it succeeds only after the receiver has settled on wrong answers",
 )
 ONE_SIDED = Situation(
     "one direction has less than a quarter of the other's candidates",
