@@ -48,7 +48,7 @@ GATE_SHUT = Situation(
     "measured",
     "docs/results/scion.md",
     "tiny models: with another separator or very short responses GRAFT gains nothing or loses, and scion gains .19 and "
-    ".21 over GRPO; with a separator of three characters scion gained nothing (-.018 ± .025), and sgt ruined both models",
+    ".21 over GRPO; with a separator of three characters scion gained nothing (-.018 ± .025) and sgt ruined both models",
 )
 SHORT_RESPONSES = Situation(
     f"the median response of every model is shorter than {SHORT_TOKENS} tokens",
@@ -57,7 +57,7 @@ SHORT_RESPONSES = Situation(
     "measured",
     "docs/results/scion.md",
     "24 regimes of models of 0.04 to 0.4 million weights, nearly all on one procedural task; sgt did better where a "
-    "peer is right by luck in a whole family, and where it succeeds only after the receiver has settled on wrong answers",
+    "peer is right by luck in a whole family, and where it succeeds after the receiver has settled on wrong answers",
 )
 ONE_SIDED = Situation(
     "one direction has less than a quarter of the other's candidates",
