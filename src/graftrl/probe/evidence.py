@@ -48,7 +48,7 @@ GATE_SHUT = Situation(
     "measured",
     "docs/results/scion.md",
     "tiny models: with another separator or very short responses GRAFT gains nothing or loses, and scion gains .19 and "
-    ".21 over GRPO; with a separator of three characters scion gained nothing (-.018 ± .025) and sgt ruined both models",
+    ".21 over GRPO; with a separator of three characters scion gained nothing (-.018 ± .025) and sgt ruined both",
 )
 SHORT_RESPONSES = Situation(
     f"the median response of every model is shorter than {SHORT_TOKENS} tokens",
