@@ -158,10 +158,14 @@ def test_interrupt_lets_every_run_save(tmp_path: Path, command: list[str]) -> No
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        run_jobs(jobs, 2, _quiet(), command)
-    thread.join()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore SIGINT
+    try:
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            run_jobs(jobs, 2, _quiet(), command)
+        thread.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert all((job.folder / "saved").exists() for job in jobs[:2])
     assert sorted(_calls(tmp_path)) == ["slow1 1", "slow2 1"]
 
