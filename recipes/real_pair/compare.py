@@ -1,6 +1,6 @@
 """Train the pair of `recipes/real-pair.yaml` by several methods with several seeds, and write a table.
 
-    python recipes/real_pair/compare.py        # a run: 8 minutes on two cores, 13 GB of memory
+    python recipes/real_pair/compare.py        # a run: 10 minutes on two cores, 13 GB of memory
     python recipes/real_pair/compare.py --methods grpo,scion --seeds 1 --steps 2
 
 Runs lie in `runs/real-pair/METHOD-seedN` and are resumed, never repeated. After the last step each model answers 150
@@ -28,7 +28,7 @@ from graftrl.report.tables import markdown_table, plus_minus
 from graftrl.training.run_folder import RunFolder, write_text
 
 RECIPE = Path(__file__).parent.parent / "real-pair.yaml"
-STEP_S = 24.0  # on two cores
+STEP_S = 30.0  # on two cores
 VALIDATION_PROMPTS = 200  # a quarter of them selects checkpoints where that is done, and is not measured
 
 Found = Mapping[tuple[str, int], Mapping[str, Measures]]  # (method, seed) -> model -> measures

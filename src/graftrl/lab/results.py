@@ -208,14 +208,17 @@ DETAILS = (
 )  # fmt: skip
 
 
+def _of(result: Result, model: str) -> dict[str, object]:
+    """What tells a row of these tables from the others."""
+    cell = result.cell
+    return {"pair": cell.pair.name, "model": model, "method": cell.method, "seed": cell.seed}
+
+
 def rows(results: Iterable[Result]) -> list[dict[str, object]]:
     """One per model, with all `DETAILS`. Costs are those of both models, so they stand twice."""
     return [
         {
-            "pair": result.cell.pair.name,
-            "model": model,
-            "method": result.cell.method,
-            "seed": result.cell.seed,
+            **_of(result, model),
             "steps": result.run.last_step,
             "selected_step": outcome.selected_step,
             "before": round(outcome.before, 6),
@@ -256,10 +259,7 @@ def measured_rows(results: Iterable[Result]) -> list[dict[str, object]]:
             table.append(
                 {
                     "regime": result.cell.pair.regime,
-                    "pair": result.cell.pair.name,
-                    "model": model,
-                    "method": result.cell.method,
-                    "seed": result.cell.seed,
+                    **_of(result, model),
                     "wall_s": round(result.full.wall_s, 3),
                     "generated_tokens": result.full.generated_tokens,
                     "trained_tokens": result.full.trained_tokens,
@@ -277,10 +277,7 @@ def family_rows(results: Iterable[Result]) -> list[dict[str, object]]:
     """One per model and family of a measured result: pass@1 before training and after the last step."""
     return [
         {
-            "pair": result.cell.pair.name,
-            "model": model,
-            "method": result.cell.method,
-            "seed": result.cell.seed,
+            **_of(result, model),
             "family": family,
             "start": round(outcome.measures.start[family], 6) if family in outcome.measures.start else "",
             "pass1": round(rate, 6),
