@@ -13,8 +13,10 @@ runs/real-pair/*-seed*` makes a page of curves.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import shutil
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from rich.console import Console
@@ -54,7 +56,7 @@ def main() -> None:
         for method in methods:
             job = job_of(method, seed, given.steps, given.run / f"{method}-seed{seed}")
             run_jobs([job], workers=1, console=console)
-            measured = read_measures(job.folder) or measure(job.folder)
+            measured = read_measures(job.folder) or measured_apart(job.folder)
             run = RunFolder.open(job.folder)
             if run.checkpoints.exists() and not given.keep_weights:
                 shutil.rmtree(run.checkpoints)
@@ -69,6 +71,12 @@ def job_of(method: str, seed: int, steps: int, folder: Path) -> Job:
         f"task.validation_size={VALIDATION_PROMPTS}", f"evaluation.prompts={VALIDATION_PROMPTS}",
     )  # fmt: skip
     return Job(f"{method} seed {seed}", RECIPE, changes, folder, expected_s=STEP_S * steps)
+
+
+def measured_apart(folder: Path) -> dict[str, Measures]:
+    """In a process of its own, which gives the models' memory back before the next run needs it."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(measure, folder).result()
 
 
 def write_tables(
