@@ -15,7 +15,7 @@ import polars as pl
 
 from graftrl.evaluation.intervals import t_interval
 from graftrl.evaluation.significance import PairedTest, holm, paired_t_test
-from graftrl.lab import distillation, figures, paper
+from graftrl.lab import distillation, figures, paper, programs_written
 from graftrl.lab.measure import MOST_PROMPTS, SAMPLES, Measures
 from graftrl.lab.pairs import Pair, Transfer
 from graftrl.lab.plan import EVALUATE_EVERY, SELECTION_PROMPTS, VALIDATION_PROMPTS
@@ -813,6 +813,7 @@ PARTS: dict[str, Part] = {
     "entropy plot": entropy_plot,
     "paper": paper_figures,
     **distillation.PARTS,
+    **programs_written.PARTS,
 }
 
 

@@ -127,6 +127,7 @@ class Study:
     includes: studies that are trained one after the other and make one page; this one has no pairs of its own, and its
         methods and parts are about all of theirs. A held-out one is left out until `--held-out`.
     tuned: methods that are one method with several settings: the last reference is compared with the best of them.
+    followed: single families (pair, family, model, methods) whose programs the page tells.
     references: methods that all others are compared with, paired by seed.
     parts: of the results page, in order; names of `graftrl.lab.pages.PARTS`.
     labels: what the page calls a method, where its name does not say enough.
@@ -146,6 +147,7 @@ class Study:
     held_out: bool = False
     includes: tuple[str, ...] = ()
     tuned: tuple[str, ...] = ()
+    followed: tuple[tuple[str, str, str, tuple[str, ...]], ...] = ()
 
     def label(self, method: str) -> str:
         return dict(self.labels).get(method, method)
@@ -314,9 +316,17 @@ STUDIES: dict[str, Study] = {
             (),
             ("grpo", "grpo-n32", "hacpo", "graft", "sgt"),
             references=("scion",),
-            parts=("rivals",),
+            parts=("rivals", "followed"),
             tuned=_SGT,
             measured=True,
+            followed=(
+                ("A-C-mixed", "j", "A", ("grpo", "sgt", "scion")),
+                ("A-C-mixed", "j", "C", ("scion",)),
+                ("A-B-gap-wide", "f", "A", ("sgt", "scion")),
+                ("A-B-gap-wide", "f", "B", ("scion",)),
+                ("A-B-draw-5", "l", "A", ("sgt", "scion")),
+                ("A-B-draw-5", "l", "B", ("scion",)),
+            ),
             includes=(
                 "scion-regimes",
                 "scion-rivals",
@@ -429,11 +439,12 @@ STUDIES: dict[str, Study] = {
             "SCION in regimes that it was not made in",
             "Does the frozen rule hold where nobody tried it before?",
             ("A-C-mixed", "B-C-one-sided"),
-            ("grpo", "graft", "sgt", "scion"),
-            references=("grpo", "sgt"),
-            parts=_MEASURED,
+            ("grpo", "grpo-n32", "hacpo", "graft", *_SGT, "scion"),
+            references=("grpo", "scion"),
+            parts=("tuned", *_MEASURED),
             measured=True,
             held_out=True,
+            tuned=_SGT,
         ),
         Study(
             "distillation",
