@@ -5,6 +5,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from fake_runs import finish, laboratory
 
 from graftrl.lab.pages import Page
 from graftrl.lab.pairs import PAIRS
@@ -14,8 +15,6 @@ from graftrl.lab.results import read_result
 from graftrl.lab.studies import STUDIES
 from graftrl.logs.rollouts import step_file_name
 from graftrl.report.data import Run, read_runs
-
-from .fake_runs import finish, laboratory
 
 
 @pytest.fixture
