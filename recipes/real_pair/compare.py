@@ -15,8 +15,9 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -25,7 +26,8 @@ from graftrl.evaluation.intervals import t_interval
 from graftrl.evaluation.significance import paired_t_test
 from graftrl.lab.jobs import Job, run_jobs
 from graftrl.lab.measure import Measures, measure, read_measures
-from graftrl.lab.results import BOTH, MEASURED_COLUMNS, to_csv
+from graftrl.lab.results import BOTH, MEASURED_COLUMNS, read_outcome, to_csv
+from graftrl.report.data import read_runs
 from graftrl.report.tables import markdown_table, plus_minus
 from graftrl.training.run_folder import RunFolder, write_text
 
@@ -33,7 +35,17 @@ RECIPE = Path(__file__).parent.parent / "real-pair.yaml"
 STEP_S = 30.0  # on two cores
 VALIDATION_PROMPTS = 200  # a quarter of them selects checkpoints where that is done, and is not measured
 
-Found = Mapping[tuple[str, int], Mapping[str, Measures]]  # (method, seed) -> model -> measures
+
+@dataclass(frozen=True)
+class Finished:
+    """A run. measures, before: by model; before: pass@1 on the measured questions, before training."""
+
+    measures: Mapping[str, Measures]
+    before: Mapping[str, float]
+    wall_s: float
+
+
+Found = Mapping[tuple[str, int], Finished]  # by method and seed
 
 
 def main() -> None:
@@ -50,18 +62,19 @@ def main() -> None:
 
     console = Console(stderr=True)
     methods = given.methods.split(",")
-    found: dict[tuple[str, int], dict[str, Measures]] = {}
-    wall_s: dict[tuple[str, int], float] = {}
+    found: dict[tuple[str, int], Finished] = {}
     for seed in range(given.seeds):  # one run at a time: each takes all cores
         for method in methods:
             job = job_of(method, seed, given.steps, given.run / f"{method}-seed{seed}")
             run_jobs([job], workers=1, console=console)
-            measured = read_measures(job.folder) or measured_apart(job.folder)
-            run = RunFolder.open(job.folder)
-            if run.checkpoints.exists() and not given.keep_weights:
-                shutil.rmtree(run.checkpoints)
-            found[method, seed], wall_s[method, seed] = measured, run.read_metrics()[-1]["wall_s"]
-            write_tables(given.out or given.run, found, wall_s, methods, given.steps)
+            measures = read_measures(job.folder) or measured_apart(job.folder)
+            folder = RunFolder.open(job.folder)
+            if folder.checkpoints.exists() and not given.keep_weights:
+                shutil.rmtree(folder.checkpoints)
+            (run,) = read_runs([job.folder])
+            before = {model: read_outcome(run, model).before for model in run.models}
+            found[method, seed] = Finished(measures, before, run.metrics[-1]["wall_s"])
+            write_tables(given.out or given.run, found, methods, given.steps)
     console.print(str((given.out or given.run) / "real-pair.md"), highlight=False, soft_wrap=True)
 
 
@@ -79,53 +92,64 @@ def measured_apart(folder: Path) -> dict[str, Measures]:
         return pool.submit(measure, folder).result()
 
 
-def write_tables(
-    out: Path, found: Found, wall_s: Mapping[tuple[str, int], float], methods: Sequence[str], steps: int
-) -> None:
+def write_tables(out: Path, found: Found, methods: Sequence[str], steps: int) -> None:
     """Of the runs that have finished so far."""
     rows = [
         {
             "regime": "real", "pair": "smollm2-gemma3", "model": model, "method": method, "seed": seed,
-            "pass1": round(of_model.pass1, 6), "pass8": round(of_model.pass8, 6),
-            "wall_s": round(wall_s[method, seed], 3),
+            "pass1": round(of_model.pass1, 6), "pass8": round(of_model.pass8, 6), "wall_s": round(run.wall_s, 3),
         }
-        for (method, seed), measured in sorted(found.items())
-        for model, of_model in measured.items()
+        for (method, seed), run in sorted(found.items())
+        for model, of_model in run.measures.items()
     ]  # fmt: skip
     write_text(out / "real-pair.csv", to_csv(rows, MEASURED_COLUMNS))
-    models = [*next(iter(found.values())), BOTH]
+    any_run = next(iter(found.values()))
+    models, baseline = list(any_run.measures), methods[0]
+    before = {model: t_interval([run.before[model] for run in found.values()])[0] for model in models}
+    families = sorted(any_run.measures[models[0]].families)
     table = [
-        cells for model in models for method in methods if (cells := _row(found, model, method, methods[0])) is not None
+        _row({seed: run for (m, seed), run in found.items() if m == method}, found, model, method, baseline, families)
+        for model in [*models, BOTH]
+        for method in methods
+        if any(m == method for m, _ in found)
     ]
     page = [
         "# Two real models",
         f"SmolLM2-135M-Instruct and Gemma-3-270M, {steps} steps of `recipes/real-pair.yaml`, made by "
         "`python recipes/real_pair/compare.py`. Means over seeds ± half-width of the 95 % t interval, after the last "
-        f"step; differences to `{methods[0]}` are paired by seed.",
-        markdown_table(["model", "method", "seeds", "pass@1", f"− {methods[0]}", "pass@8", "entropy"], table, 2),
+        f"step; differences to `{baseline}` are paired by seed. The last columns are pass@1 by data set.",
+        f"pass@1 before training: {', '.join(f'{model} {mean:.3f}' for model, mean in before.items())}.",
+        markdown_table(
+            ["model", "method", "seeds", "pass@1", f"− {baseline}", "pass@8", f"− {baseline}", "entropy", *families],
+            table,
+            text_columns=2,
+        ),
     ]
     write_text(out / "real-pair.md", "\n\n".join(page) + "\n")
 
 
-def _row(found: Found, model: str, method: str, baseline: str) -> list[str] | None:
-    """None where no run of the method has finished."""
+def _row(
+    ours: Mapping[int, Finished], found: Found, model: str, method: str, baseline: str, families: Sequence[str]
+) -> list[str]:
+    def mean(run: Finished, value: Callable[[Measures], float]) -> float:
+        chosen = list(run.measures.values()) if model == BOTH else [run.measures[model]]
+        return sum(value(of_model) for of_model in chosen) / len(chosen)
 
-    def mean(measured: Mapping[str, Measures], name: str) -> float:
-        chosen = list(measured.values()) if model == BOTH else [measured[model]]
-        return sum(float(getattr(of_model, name)) for of_model in chosen) / len(chosen)
+    def interval(value: Callable[[Measures], float]) -> str:
+        return plus_minus(*t_interval([mean(run, value) for run in ours.values()]))
 
-    ours = {seed: measured for (m, seed), measured in found.items() if m == method}
-    if not ours:
-        return None
-    row = [model, f"`{method}`", str(len(ours)), plus_minus(*t_interval([mean(m, "pass1") for m in ours.values()]))]
-    shared = [seed for seed in ours if (baseline, seed) in found]
-    if method == baseline or not shared:
-        row.append("")
-    else:
-        theirs = [mean(found[baseline, seed], "pass1") for seed in shared]
-        test = paired_t_test([mean(ours[seed], "pass1") for seed in shared], theirs)
-        row.append(plus_minus(test.mean, test.half_width, "+"))
-    return row + [plus_minus(*t_interval([mean(m, name) for m in ours.values()])) for name in ("pass8", "entropy")]
+    def difference(value: Callable[[Measures], float]) -> str:
+        shared = [seed for seed in ours if (baseline, seed) in found]
+        if method == baseline or not shared:
+            return ""
+        theirs = [mean(found[baseline, seed], value) for seed in shared]
+        test = paired_t_test([mean(ours[seed], value) for seed in shared], theirs)
+        return plus_minus(test.mean, test.half_width, "+")
+
+    row = [model, f"`{method}`", str(len(ours))]
+    for value in (lambda of: of.pass1, lambda of: of.pass8):
+        row += [interval(value), difference(value)]
+    return [*row, interval(lambda of: of.entropy), *(interval(lambda of, f=f: of.families[f]) for f in families)]
 
 
 if __name__ == "__main__":

@@ -24,10 +24,11 @@ SCRIPT = RECIPE.parent / "real_pair" / "compare.py"
 
 
 @pytest.fixture
-def script() -> Any:
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     spec = importlib.util.spec_from_file_location("compare_real_pair", SCRIPT)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)  # where its dataclass looks its types up
     spec.loader.exec_module(module)
     return module
 
@@ -73,5 +74,10 @@ def test_it_writes_a_row_per_model_method_and_seed_and_goes_on_where_it_stopped(
     assert [row[1:3] for row in of_both] == [["`grpo`", "1"], ["`scion`", "1"]]
     grpo, scion = ((float(table[i]["pass1"]) + float(table[i + 1]["pass1"])) / 2 for i in (0, 2))
     assert of_both[0][3:5] == [f"{grpo:.3f}", ""] and of_both[1][3:5] == [f"{scion:.3f}", f"{scion - grpo:+.3f}"]
+    (header,) = [line for line in page if line.startswith("| model |")]
+    named = dict(zip([cell.strip() for cell in header.split("|")[1:-1]], of_both[1], strict=True))
+    by_family = [float(named[family]) for family in "abcdefghijkl"]
+    assert sum(by_family) / len(by_family) == pytest.approx(scion, abs=2e-3)  # all have as many prompts
+    assert page[4].startswith("pass@1 before training: A 0.")
     assert not list((tmp_path / "runs").glob("*/checkpoints"))  # 5 GB each
     assert all(0 <= float(row["pass1"]) <= float(row["pass8"]) <= 1 and float(row["wall_s"]) > 0 for row in table)
