@@ -57,7 +57,9 @@ SHORT_RESPONSES = Situation(
     "measured",
     "docs/results/scion.md",
     "24 regimes of models of 0.04 to 0.4 million weights, nearly all on one procedural task; sgt did better where a "
-    "peer is right by luck in a whole family, and where it succeeds after the receiver has settled on wrong answers",
+    "peer is right by luck in a whole family, and where it succeeds after the receiver has settled on wrong answers; "
+    "on one pair of real models, with answers of one or two tokens and 20 steps, pass@1 was that of GRPO with every "
+    "method, and sgt kept more variety (pass@8 .09 above scion)",
 )
 ONE_SIDED = Situation(
     "one direction has less than a quarter of the other's candidates",
