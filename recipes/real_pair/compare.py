@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -38,10 +39,12 @@ VALIDATION_PROMPTS = 200  # a quarter of them selects checkpoints where that is 
 
 @dataclass(frozen=True)
 class Finished:
-    """A run. measures, before: by model; before: pass@1 on the measured questions, before training."""
+    """A run. measures, before, damped: by model; before: pass@1 on the measured questions, before training; damped:
+    share of the imitated tokens that SCION damped, over all steps, None where a method damps none."""
 
     measures: Mapping[str, Measures]
     before: Mapping[str, float]
+    damped: Mapping[str, float | None]
     wall_s: float
 
 
@@ -73,7 +76,8 @@ def main() -> None:
                 shutil.rmtree(folder.checkpoints)
             (run,) = read_runs([job.folder])
             before = {model: read_outcome(run, model).before for model in run.models}
-            found[method, seed] = Finished(measures, before, run.metrics[-1]["wall_s"])
+            damped = {model: damped_share([row["models"][model] for row in run.metrics]) for model in run.models}
+            found[method, seed] = Finished(measures, before, damped, run.metrics[-1]["wall_s"])
             write_tables(given.out or given.run, found, methods, given.steps)
     console.print(str((given.out or given.run) / "real-pair.md"), highlight=False, soft_wrap=True)
 
@@ -92,6 +96,15 @@ def measured_apart(folder: Path) -> dict[str, Measures]:
         return pool.submit(measure, folder).result()
 
 
+def damped_share(steps: Sequence[Mapping[str, Any]]) -> float | None:
+    """Of a run's imitated tokens, from its metrics of one model."""
+    imitated = [
+        (row["trained_tokens"]["sft"], row["token_means"]["damped"]) for row in steps if "damped" in row["token_means"]
+    ]
+    tokens = sum(count for count, _ in imitated)
+    return sum(count * share for count, share in imitated) / tokens if tokens else None
+
+
 def write_tables(out: Path, found: Found, methods: Sequence[str], steps: int) -> None:
     """Of the runs that have finished so far."""
     rows = [
@@ -108,7 +121,7 @@ def write_tables(out: Path, found: Found, methods: Sequence[str], steps: int) ->
     before = {model: t_interval([run.before[model] for run in found.values()])[0] for model in models}
     families = sorted(any_run.measures[models[0]].families)
     table = [
-        _row({seed: run for (m, seed), run in found.items() if m == method}, found, model, method, baseline, families)
+        _row(found, model, method, baseline, families)
         for model in [*models, BOTH]
         for method in methods
         if any(m == method for m, _ in found)
@@ -117,10 +130,14 @@ def write_tables(out: Path, found: Found, methods: Sequence[str], steps: int) ->
         "# Two real models",
         f"SmolLM2-135M-Instruct and Gemma-3-270M, {steps} steps of `recipes/real-pair.yaml`, made by "
         "`python recipes/real_pair/compare.py`. Means over seeds ± half-width of the 95 % t interval, after the last "
-        f"step; differences to `{baseline}` are paired by seed. The last columns are pass@1 by data set.",
+        f"step; differences to `{baseline}` are paired by seed. Damped: share of the imitated tokens that the receiver "
+        "held below SCION's tau, in all of training. The last columns are pass@1 by data set.",
         f"pass@1 before training: {', '.join(f'{model} {mean:.3f}' for model, mean in before.items())}.",
         markdown_table(
-            ["model", "method", "seeds", "pass@1", f"− {baseline}", "pass@8", f"− {baseline}", "entropy", *families],
+            [
+                *("model", "method", "seeds", "pass@1", f"pass@1 − {baseline}", "pass@8", f"pass@8 − {baseline}"),
+                *("entropy", "damped", *families),
+            ],
             table,
             text_columns=2,
         ),
@@ -128,9 +145,9 @@ def write_tables(out: Path, found: Found, methods: Sequence[str], steps: int) ->
     write_text(out / "real-pair.md", "\n\n".join(page) + "\n")
 
 
-def _row(
-    ours: Mapping[int, Finished], found: Found, model: str, method: str, baseline: str, families: Sequence[str]
-) -> list[str]:
+def _row(found: Found, model: str, method: str, baseline: str, families: Sequence[str]) -> list[str]:
+    ours = {seed: run for (m, seed), run in found.items() if m == method}
+
     def mean(run: Finished, value: Callable[[Measures], float]) -> float:
         chosen = list(run.measures.values()) if model == BOTH else [run.measures[model]]
         return sum(value(of_model) for of_model in chosen) / len(chosen)
@@ -149,7 +166,9 @@ def _row(
     row = [model, f"`{method}`", str(len(ours))]
     for value in (lambda of: of.pass1, lambda of: of.pass8):
         row += [interval(value), difference(value)]
-    return [*row, interval(lambda of: of.entropy), *(interval(lambda of, f=f: of.families[f]) for f in families)]
+    damped = [share for run in ours.values() if (share := run.damped.get(model)) is not None]
+    row += [interval(lambda of: of.entropy), plus_minus(*t_interval(damped)) if damped else ""]
+    return [*row, *(interval(lambda of, f=f: of.families[f]) for f in families)]
 
 
 if __name__ == "__main__":

@@ -81,3 +81,12 @@ def test_it_writes_a_row_per_model_method_and_seed_and_goes_on_where_it_stopped(
     assert page[4].startswith("pass@1 before training: A 0.")
     assert not list((tmp_path / "runs").glob("*/checkpoints"))  # 5 GB each
     assert all(0 <= float(row["pass1"]) <= float(row["pass8"]) <= 1 and float(row["wall_s"]) > 0 for row in table)
+
+
+def test_the_damped_share_counts_tokens_not_steps(script: Any) -> None:
+    def step(tokens: int, means: dict[str, float]) -> dict[str, Any]:
+        return {"trained_tokens": {"own": 50, "sft": tokens}, "token_means": means}
+
+    scion = [step(10, {"damped": 0.2}), step(0, {}), step(30, {"damped": 0.4})]
+    assert script.damped_share(scion) == pytest.approx((2 + 12) / 40)
+    assert script.damped_share([step(10, {"peer_loss": 1.0})]) is None
