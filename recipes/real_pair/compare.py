@@ -54,7 +54,9 @@ Found = Mapping[tuple[str, int], Finished]  # by method and seed
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
-        "--methods", default="grpo,scion,sgt,graft", help="separated by commas; the first is the baseline"
+        "--methods",
+        default="grpo,scion,scion-no-damping,sgt,graft",
+        help="separated by commas; the first is the baseline",
     )
     parser.add_argument("--seeds", type=int, default=3, help="seeds 0, 1, ... of every method")
     parser.add_argument("--steps", type=int, default=20, help="of a run")

@@ -34,8 +34,12 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_its_recipe_takes_every_method_of_the_comparison(script: Any) -> None:
-    for method in ("grpo", "graft", "sgt", "scion"):
-        assert load_recipe(script.RECIPE, [f"method={method}", "seed=2", "checkpoint.every=4"]).method.name == method
+    recipes = {
+        method: load_recipe(script.RECIPE, [f"method={method}", "seed=2", "checkpoint.every=4"]).method
+        for method in ("grpo", "scion", "scion-no-damping", "sgt", "graft")
+    }
+    assert [method.name for method in recipes.values()] == ["grpo", "scion", "scion", "sgt", "graft"]
+    assert recipes["scion-no-damping"].tau == 0
 
 
 def test_it_writes_a_row_per_model_method_and_seed_and_goes_on_where_it_stopped(

@@ -124,6 +124,9 @@ def test_the_first_method():
     assert chosen(both(scored(0.55, 1.0))) == "graft"
     assert chosen(both(scored(0.9, 1.0, rejected=15))) == "scion"  # 15 of 20 cannot be put into the receiver's tokens
     assert chosen(both(good), tokens=39.0) == "scion" and chosen(both(good), tokens=40.0) == "graft"
+    assert chosen(both(good), tokens=4.5) == "sgt" and chosen(both(good), tokens=5.0) == "scion"
+    assert chosen(both(scored(0.45, 1.0)), tokens=3.0) == "sgt"  # whatever the gate
+    assert chosen(both(good), winnable=(0, 0), tokens=3.0) == "grpo"
     lopsided = [direction("A", "B", candidates=40), direction("B", "A", candidates=9, solved=10)]
     assert chosen(lopsided, winnable=(10, 50)) == "graft-unbalanced"
     assert chosen([lopsided[0], direction("B", "A", candidates=10)], winnable=(10, 50)) == "graft"
@@ -131,7 +134,9 @@ def test_the_first_method():
 
 def test_every_recommendation_names_its_evidence_and_stands_in_the_guide():
     guide = (Path(__file__).parents[2] / "docs" / "how-to" / "probe.md").read_text()
-    assert [s.method for s in evidence.SITUATIONS] == ["grpo", "scion", "scion", "scion", "graft-unbalanced", "graft"]
+    assert [s.method for s in evidence.SITUATIONS] == [
+        "grpo", "sgt", "scion", "scion", "scion", "graft-unbalanced", "graft",
+    ]  # fmt: skip
     assert "\n".join(f"| {' | '.join(cells)} |" for cells in evidence.table_rows()) in guide
     for situation in evidence.SITUATIONS:
         build_method(situation.method)

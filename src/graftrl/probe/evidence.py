@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 SHORT_TOKENS = 40  # the median response in every laboratory pair is shorter; nothing beyond was measured here
+FEW_TOKENS = 5  # a median response below this is hardly more than the answer itself
 GATE = 0.5  # a threshold below this no longer tells compatible responses from others
 
 Evidence = Literal["by construction", "measured", "derived and measured", "paper only", "none"]
@@ -33,6 +34,15 @@ NOTHING_TO_WIN = Situation(
     "docs/methods/graft.md",
     "methods that also learn on prompts solved in part (scion) might still gain",
 )
+BARE_ANSWERS = Situation(
+    f"the median response of every model is shorter than {FEW_TOKENS} tokens",
+    "sgt",
+    "a response is hardly more than its answer, and scion damps just the answers that the receiver did not expect",
+    "measured",
+    "docs/results/real-pair.md",
+    "one pair of real models, answers of one token or two, 20 steps, three seeds: pass@1 was that of GRPO with every "
+    "method, pass@8 above GRPO's by .11 with sgt, by .08 with scion without damping, by .02 with scion",
+)
 ALWAYS_SOLVED = Situation(
     "GRAFT's candidates are fewer than half of the prompts that a peer solves: it solves the others every time",
     "scion",
@@ -57,9 +67,7 @@ SHORT_RESPONSES = Situation(
     "measured",
     "docs/results/scion.md",
     "24 regimes of models of 0.04 to 0.4 million weights, nearly all on one procedural task; sgt did better where a "
-    "peer is right by luck in a whole family, and where it succeeds after the receiver has settled on wrong answers; "
-    "on one pair of real models, with answers of one or two tokens and 20 steps, pass@1 was that of GRPO with every "
-    "method, and sgt kept more variety (pass@8 .09 above scion)",
+    "peer is right by luck in a whole family, and where it succeeds after the receiver has settled on wrong answers",
 )
 ONE_SIDED = Situation(
     "one direction has less than a quarter of the other's candidates",
@@ -78,7 +86,7 @@ IN_PART = Situation(
     "models of 1.7 to 3 billion weights on mathematics, where GRAFT gains more than sgt; not reproduced here",
 )
 
-SITUATIONS = (NOTHING_TO_WIN, ALWAYS_SOLVED, GATE_SHUT, SHORT_RESPONSES, ONE_SIDED, IN_PART)
+SITUATIONS = (NOTHING_TO_WIN, BARE_ANSWERS, ALWAYS_SOLVED, GATE_SHUT, SHORT_RESPONSES, ONE_SIDED, IN_PART)
 
 
 def table_rows() -> list[list[str]]:

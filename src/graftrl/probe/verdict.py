@@ -98,6 +98,8 @@ def first_method(
     """
     if all(answer == "no" for answer in pays.values()) or not any(winnable.values()):
         return evidence.NOTHING_TO_WIN
+    if tokens < evidence.FEW_TOKENS:
+        return evidence.BARE_ANSWERS
     candidates = {r: sum(d.candidates for d in directions if d.receiver == r) for r in winnable}
     if sum(candidates.values()) < 0.5 * sum(winnable.values()):
         return evidence.ALWAYS_SOLVED
