@@ -66,8 +66,9 @@ SHORT_RESPONSES = Situation(
     "with short responses, imitating one damped success did best in nearly all regimes that were measured",
     "measured",
     "docs/results/scion.md",
-    "24 regimes of models of 0.04 to 0.4 million weights, nearly all on one procedural task; sgt did better where a "
-    "peer is right by luck in a whole family, and where it succeeds after the receiver has settled on wrong answers",
+    "24 regimes of models of 0.04 to 0.4 million weights, nearly all on one procedural task; sgt is level where its "
+    "coefficient is tuned, and did better where a peer is right by luck in a whole family, and where it succeeds after "
+    "the receiver has settled on wrong answers",
 )
 ONE_SIDED = Situation(
     "one direction has less than a quarter of the other's candidates",
