@@ -2,6 +2,9 @@
 
     python recipes/real_pair/compare.py        # a run: 10 minutes on two cores, 13 GB of memory
     python recipes/real_pair/compare.py --methods grpo,scion --seeds 1 --steps 2
+    python recipes/real_pair/compare.py --methods grpo,scion,grpo-n32,hacpo,sgt-0.3
+
+A method is one of graftrl's or of its presets, or `grpo-n32`: GRPO with four times the rollouts.
 
 Runs lie in `runs/real-pair/METHOD-seedN` and are resumed, never repeated. After the last step each model answers 150
 held-out questions 8 times, which pass@1 and pass@8 are estimated from; then the run's weights (5 GB) are removed,
@@ -34,6 +37,12 @@ from graftrl.training.run_folder import RunFolder, write_text
 
 RECIPE = Path(__file__).parent.parent / "real-pair.yaml"
 STEP_S = 30.0  # on two cores
+# Rivals that are more than a method's name. HACPO's minibatches hold own and peer rows: twice the prompts, as
+# published, so that a step has as many optimizer steps as the baseline's.
+RIVALS = {
+    "grpo-n32": ("method=grpo", "training.group_size=32"),
+    "hacpo": ("method=hacpo", "training.minibatch_prompts=12"),
+}
 VALIDATION_PROMPTS = 200  # a quarter of them selects checkpoints where that is done, and is not measured
 
 
@@ -86,7 +95,8 @@ def main() -> None:
 
 def job_of(method: str, seed: int, steps: int, folder: Path) -> Job:
     changes = (
-        f"method={method}", f"seed={seed}", f"training.steps={steps}", f"checkpoint.every={steps}",
+        *RIVALS.get(method, (f"method={method}",)), f"seed={seed}",
+        f"training.steps={steps}", f"checkpoint.every={steps}",
         f"task.validation_size={VALIDATION_PROMPTS}", f"evaluation.prompts={VALIDATION_PROMPTS}",
     )  # fmt: skip
     return Job(f"{method} seed {seed}", RECIPE, changes, folder, expected_s=STEP_S * steps)

@@ -34,12 +34,17 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_its_recipe_takes_every_method_of_the_comparison(script: Any) -> None:
-    recipes = {
-        method: load_recipe(script.RECIPE, [f"method={method}", "seed=2", "checkpoint.every=4"]).method
-        for method in ("grpo", "scion", "scion-no-damping", "sgt", "graft")
-    }
-    assert [method.name for method in recipes.values()] == ["grpo", "scion", "scion", "sgt", "graft"]
-    assert recipes["scion-no-damping"].tau == 0
+    named = ("grpo", "scion", "scion-no-damping", "sgt", "graft", "sgt-0.3", "grpo-n32", "hacpo")
+    recipes = {}
+    for method in named:
+        job = script.job_of(method, 2, 4, Path("unused"))
+        recipes[method] = load_recipe(job.recipe, job.overrides)
+    found = [recipe.method.name for recipe in recipes.values()]
+    assert found == ["grpo", "scion", "scion", "sgt", "graft", "sgt", "grpo", "hacpo"]
+    assert recipes["scion-no-damping"].method.tau == 0
+    training = {method: recipe.training for method, recipe in recipes.items()}
+    assert training["grpo-n32"].group_size == 4 * training["grpo"].group_size
+    assert training["hacpo"].minibatch_prompts == 2 * training["grpo"].minibatch_prompts
 
 
 def test_it_writes_a_row_per_model_method_and_seed_and_goes_on_where_it_stopped(
