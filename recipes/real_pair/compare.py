@@ -31,6 +31,7 @@ from graftrl.evaluation.significance import paired_t_test
 from graftrl.lab.jobs import Job, run_jobs
 from graftrl.lab.measure import Measures, measure, read_measures
 from graftrl.lab.results import BOTH, MEASURED_COLUMNS, read_outcome, to_csv
+from graftrl.lab.studies import LAB_METHODS
 from graftrl.report.data import read_runs
 from graftrl.report.tables import markdown_table, plus_minus
 from graftrl.training.run_folder import RunFolder, write_text
@@ -40,7 +41,7 @@ STEP_S = 30.0  # on two cores
 # Rivals that are more than a method's name. HACPO's minibatches hold own and peer rows: twice the prompts, as
 # published, so that a step has as many optimizer steps as the baseline's.
 RIVALS = {
-    "grpo-n32": ("method=grpo", "training.group_size=32"),
+    "grpo-n32": LAB_METHODS["grpo-n32"].overrides,
     "hacpo": ("method=hacpo", "training.minibatch_prompts=12"),
 }
 VALIDATION_PROMPTS = 200  # a quarter of them selects checkpoints where that is done, and is not measured

@@ -63,7 +63,7 @@ GATE_SHUT = Situation(
 SHORT_RESPONSES = Situation(
     f"the median response of every model is shorter than {SHORT_TOKENS} tokens",
     "scion",
-    "with short responses, imitating one damped success did best in nearly all regimes that were measured",
+    "with short responses, imitating one damped success did best in most regimes that were measured",
     "measured",
     "docs/results/scion.md",
     "24 regimes of models of 0.04 to 0.4 million weights, nearly all on one procedural task; sgt is level where its "
