@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 import pytest
 import torch
@@ -27,14 +29,22 @@ def test_other_models_keep_their_own_forward_pass(policy, kind):
     assert p.sequences_type is TransformersSequences
 
 
-@pytest.mark.parametrize("kind", LLAMA_SHAPED)
-def test_every_hidden_state_equals_a_pass_over_the_whole_row(policy, kind):
+@pytest.mark.parametrize("common", [0, 4])
+@pytest.mark.parametrize(
+    ("kind", "sequences_type"),
+    [(kind, LlamaSequences) for kind in LLAMA_SHAPED]
+    + [(kind, TransformersSequences) for kind in (*OTHERS, "gemma3_wide")],
+)
+def test_every_hidden_state_equals_a_pass_over_the_whole_row(policy, kind, sequences_type, common):
     """Prompts of different lengths, rows that leave in the middle, against full rows without cache or padding."""
     p = policy(kind)
+    if common and not p.passes.longest_shared:
+        pytest.skip("keys and values of a sliding window")
     rng = np.random.default_rng(0)
-    starts = [rng.integers(3, 40, length) for length in (3, 7, 5)]
+    begin = rng.integers(3, 40, common)
+    starts = [np.concatenate([begin, rng.integers(3, 40, length)]) for length in (3, 7, 5)]
     more = torch.from_numpy(rng.integers(3, 40, (6, 6)))
-    sequences = LlamaSequences(p.decoder, starts, 6)
+    sequences = sequences_type(p.decoder, starts, 6, common)
 
     def expected(row: int, t: int) -> torch.Tensor:
         ids = torch.cat([torch.from_numpy(starts[row // 2]), more[row, :t]])
@@ -65,6 +75,31 @@ def test_both_ways_sample_the_same_responses(policy, kind):
         for response, expected in zip(group.responses, other.responses, strict=True):
             assert response.token_ids.tolist() == expected.token_ids.tolist()
             np.testing.assert_allclose(response.logprobs, expected.logprobs, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "gemma3_wide"])
+def test_a_common_start_is_read_once_and_changes_no_response(policy, kind):
+    p = policy(kind, sampling={"max_response_tokens": 6})
+    ids = [np.array([*range(3, 19), *own]) for own in ([5], [6, 7, 8], [9, 4])]
+    assert p.passes.common_start(ids, 6) == 16
+
+    def drawn():
+        read = []
+        hook = p.decoder.register_forward_pre_hook(
+            lambda _, __, given: read.append(given["input_ids"].shape), with_kwargs=True
+        )
+        found = p.draw(ids, 4, torch.Generator().manual_seed(3), p.sampling)
+        hook.remove()
+        return found, read
+
+    once, read = drawn()
+    assert read[:2] == [(1, 16), (3, 3)]
+    p.passes.longest_shared = 0
+    whole, read = drawn()
+    assert read[0] == (3, 19)
+    for one, other in zip(chain(*once), chain(*whole), strict=True):
+        assert one.token_ids.tolist() == other.token_ids.tolist()
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=2e-5)
 
 
 def test_bfloat16_stays_near_the_models_own_pass(policy):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny_models import gradients, random_rows
 
-from graftrl.policies.prefix import hidden_of_responses, shared_prompts, sharing_difference
+from graftrl.policies.prefix import common_start, hidden_of_responses, shared_prompts, sharing_difference
 
 CPU = torch.device("cpu")
 
@@ -21,10 +21,21 @@ def grouped_rows(n: int = 9):
     return rows
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_neox", "qwen2", "qwen3", "granite", "gemma3_wide"])
-def test_hidden_states_and_gradients_equal_those_of_whole_rows(policy, kind):
+def rows_with_a_common_start(n: int, prompts: int):
+    """The prompts begin with the same 18 tokens and end with 1, 2, ... of their own."""
+    rows = random_rows(n, seed=4)
+    for i, row in enumerate(rows):
+        row.prompt_token_ids = np.array([*range(3, 21), *range(20 + i % prompts, 21 + 2 * (i % prompts))])
+    return rows
+
+
+KINDS = ["llama", "gpt2", "gpt_neox", "qwen2", "qwen3", "granite", "gemma3_wide"]
+
+
+@pytest.mark.parametrize("rows", [grouped_rows(), rows_with_a_common_start(9, 3), rows_with_a_common_start(4, 4)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_hidden_states_and_gradients_equal_those_of_whole_rows(policy, kind, rows):
     p = policy(kind, microbatch_tokens=1000)
-    rows = grouped_rows()
     assert p.passes.longest_shared and shared_prompts(rows, CPU, p.passes.longest_shared) is not None
     assert sharing_difference(p.decoder) < 5e-6
     shared = p.score(rows), gradients(p, rows)
@@ -45,6 +56,34 @@ def test_each_prompt_is_read_once(policy):
     assert shared.prompt_of_B.tolist() == [0, 1, 2] * 3
     longest = max(len(row.response_token_ids) for row in rows)
     assert hidden_of_responses(p.decoder, shared).shape == (9, longest, 16)
+
+
+def test_a_common_start_is_read_once(policy):
+    rows = rows_with_a_common_start(9, 3)
+    shared = shared_prompts(rows, CPU, 10000)
+    assert shared is not None and shared.common == 18
+    assert shared.tokens == 18 + (1 + 2 + 3) + sum(len(row.response_token_ids) - 1 for row in rows)
+    read = []
+    p = policy("llama")
+    p.decoder.register_forward_pre_hook(
+        lambda _, __, given: read.append(given["inputs_embeds"].shape[:2]), with_kwargs=True
+    )
+    hidden_of_responses(p.decoder, shared)
+    assert read[:2] == [(1, 18), (3, 3)]
+
+
+def test_a_common_start_leaves_every_prompt_a_token():
+    def common(*prompts: list[int], **options: float) -> int:
+        return common_start([np.array(ids) for ids in prompts], **options)
+
+    assert common([1, 2, 3, 4], [1, 2, 3, 5, 6], [1, 2, 3, 4, 5]) == 3
+    assert common([1, 2, 3, 4], [1, 2, 3, 4]) == 3  # the last one is each prompt's own
+    assert common([1], [1, 2, 3]) == 0
+    assert common([1, 2, 3]) == 0  # of one prompt there is nothing to spare
+    assert common([7, 2, 3, 4], [1, 2, 3, 4]) == 0
+    assert common([1, 2, 3, 4], [1, 5, 6, 7]) == 0  # one of eight tokens: not worth a pass
+    assert common([1, 2, 3, 4], [1, 5, 6, 7], worth=0.0) == 1
+    assert common([1, 2, 3, 4], [1, 2, 3, 5], others=5) == 0
 
 
 def test_rows_of_different_prompts_stay_whole():

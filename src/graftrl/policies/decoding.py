@@ -83,50 +83,60 @@ class _PreallocatedLayer(DynamicLayer):  # type: ignore[misc]
 
 
 class TransformersSequences:
-    """The decoder's own forward pass with the state of the sequences: cache, attention mask, positions."""
+    """The decoder's own forward pass with the state of the sequences: cache, attention mask, positions.
 
-    def __init__(self, decoder: Any, prompts: Sequence[NDArray[np.int64]], new_tokens: int) -> None:
+    common: tokens that all prompts begin with and that are read once; short of the last of any prompt.
+    """
+
+    def __init__(self, decoder: Any, prompts: Sequence[NDArray[np.int64]], new_tokens: int, common: int = 0) -> None:
         device = next(decoder.parameters()).device
         lengths = torch.tensor([len(ids) for ids in prompts], device=device)
         self.width = width = int(lengths.max())
-        self.decoder, self.capacity = decoder, width + new_tokens
+        self.decoder, self.capacity, self.common = decoder, width + new_tokens, common
         layers = int(decoder.config.get_text_config().num_hidden_layers)
         self.cache = Cache(layers=[_PreallocatedLayer(self.capacity) for _ in range(layers)])
         self.cache_argument = cache_argument(decoder)
-        # Padding stands on the left so that all rows go on at the same cache position. Without padding no mask is
-        # needed, and attention takes its fastest path.
+        # Padding stands on the left, after the common start, so that all rows go on at the same cache position. Without
+        # padding no mask is needed, and attention takes its fastest path.
         self.padded = bool((lengths != width).any())
-        self.mask = torch.arange(width, device=device)[None, :] >= (width - lengths)[:, None]
+        columns = torch.arange(width, device=device)[None, :]
+        self.mask = (columns < common) | (columns >= (width - lengths + common)[:, None])
         self.lengths = lengths
         tokens = np.zeros((len(prompts), width), dtype=np.int64)
         for row, ids in enumerate(prompts):
-            tokens[row, width - len(ids) :] = ids
+            tokens[row, :common], tokens[row, width - len(ids) + common :] = ids[:common], ids[common:]
         self.prompt_tokens = torch.from_numpy(tokens).to(device)
 
     def read_prompts(self) -> Tensor:
         positions = (self.mask.long().cumsum(-1) - 1).clamp(min=0)
-        return self._forward(self.prompt_tokens, positions)
+        if self.common:
+            self._forward(self.prompt_tokens[:1, : self.common], positions[:1, : self.common], padded=False)
+            self._keep_cached(torch.zeros_like(self.lengths))
+        return self._forward(self.prompt_tokens[:, self.common :], positions[:, self.common :], self.padded)
 
     def append(self, token_ids_R: Tensor) -> Tensor:
         if self.padded:
             self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], dim=-1)
         positions = self.lengths[:, None]
         self.lengths = self.lengths + 1
-        return self._forward(token_ids_R[:, None], positions)
+        return self._forward(token_ids_R[:, None], positions, self.padded)
 
     def repeat(self, n: int) -> None:
         self.keep_rows(torch.arange(len(self.mask), device=self.mask.device).repeat_interleave(n))
 
     def keep_rows(self, index: Tensor) -> None:
-        for layer in self.cache.layers:
-            layer.keep_rows(index)
+        self._keep_cached(index)
         self.mask, self.lengths = self.mask[index], self.lengths[index]
 
-    def _forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+    def _keep_cached(self, index: Tensor) -> None:
+        for layer in self.cache.layers:
+            layer.keep_rows(index)
+
+    def _forward(self, tokens: Tensor, positions: Tensor, padded: bool) -> Tensor:
         output = self.decoder(
             input_ids=tokens,
             position_ids=positions,
-            attention_mask=self.mask.long() if self.padded else None,
+            attention_mask=self.mask.long() if padded else None,
             use_cache=True,
             **{self.cache_argument: self.cache},
         )
@@ -154,8 +164,8 @@ class _LlamaLayer:
 class LlamaSequences:
     """Llama-shaped layers run here, one token per row; prompts are read by the model's own forward pass."""
 
-    def __init__(self, decoder: Any, prompts: Sequence[NDArray[np.int64]], new_tokens: int) -> None:
-        self.prefill = TransformersSequences(decoder, prompts, 0)
+    def __init__(self, decoder: Any, prompts: Sequence[NDArray[np.int64]], new_tokens: int, common: int = 0) -> None:
+        self.prefill = TransformersSequences(decoder, prompts, 0, common)
         self.decoder, config = decoder, decoder.config
         attention = decoder.layers[0].self_attn
         self.head_dim, self.scaling = int(attention.head_dim), float(attention.scaling)

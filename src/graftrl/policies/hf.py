@@ -182,7 +182,12 @@ class HFPolicy:
             part = slice(start, start + at_once)
             with self._evaluating(), self.passes.precision():
                 drawn += sample_responses(
-                    self.sequences_type(self.decoder, prompts[part], sampling.max_response_tokens),
+                    self.sequences_type(
+                        self.decoder,
+                        prompts[part],
+                        sampling.max_response_tokens,
+                        self.passes.common_start(prompts[part], sampling.max_response_tokens),
+                    ),
                     self.head,
                     len(prompts[part]),
                     n,

@@ -24,6 +24,7 @@ from graftrl.policies.microbatch import Padded, pad
 from graftrl.policies.prefix import (
     PROBE_TOKENS,
     SharedPrompts,
+    common_start,
     hidden_of_responses,
     longest_shared,
     shared_prompts,
@@ -68,6 +69,11 @@ class Passes:
 
     def shared(self, rows: Sequence[Row]) -> SharedPrompts | None:
         return shared_prompts(rows, self.device, self.longest_shared)
+
+    def common_start(self, prompts: Sequence[NDArray[np.int64]], new_tokens: int) -> int:
+        """Tokens that all prompts begin with and that may be read once before responses of `new_tokens` are sampled."""
+        longest = max(len(ids) for ids in prompts) + new_tokens
+        return common_start(prompts) if longest <= self.longest_shared else 0
 
     def hidden(self, padded: Padded, shared: SharedPrompts | None) -> Tensor:
         """[N, H]: the final hidden states that predict the padded rows' response tokens; differentiable."""

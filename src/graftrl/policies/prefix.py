@@ -1,7 +1,9 @@
-"""Rows of one prompt read it once: its keys and values serve all of them, with gradients.
+"""Rows of one prompt read it once, and prompts read their common start once: its keys and values serve all of them,
+with gradients.
 
 A group's n rows differ only in their responses. Running the prompt n times costs most where prompts are long against
-responses. Shapes: B rows, U different prompts, W longest prompt, T longest response, H hidden.
+responses. Prompts of one task often begin alike: with a system message, or with solved examples. Shapes: B rows, U
+different prompts, C tokens of their common start, W longest prompt, T longest response, H hidden.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from graftrl.rollout import Row
 
 _WORTH_IT = 0.95  # of the tokens of whole rows; below it, sharing pays for its attention mask
+_WORTH_A_PASS = 0.25  # of the tokens, spared by reading a common start once; above it, that pays for one pass more
 PROBE_TOKENS = 12  # of the longest row of a check
 _NO_LIMIT = 1 << 30  # tokens
 _MASK_CELLS = 1 << 24  # B * T * (W + T): the attention mask that sharing needs and whole rows do not
@@ -29,6 +32,7 @@ _MASK_CELLS = 1 << 24  # B * T * (W + T): the attention mask that sharing needs 
 class SharedPrompts:
     """prompt_ids_UW and response_ids_BT are padded on the right; prompt_of_B says which prompt a row has.
 
+    common: C, tokens that all prompts begin with and that pass once; 0: none do.
     tokens: those that pass through the model, padding not counted.
     """
 
@@ -36,23 +40,40 @@ class SharedPrompts:
     prompt_lengths_U: Tensor
     prompt_of_B: Tensor
     response_ids_BT: Tensor
+    common: int
     tokens: int
 
 
-def shared_prompts(rows: Sequence[Row], device: torch.device, limit: int) -> SharedPrompts | None:
+def common_start(prompts: Sequence[NDArray[np.int64]], others: int = 0, worth: float = _WORTH_A_PASS) -> int:
+    """Tokens that all prompts begin with, short of the last of any; 0 where to read them once spares too little.
+
+    others: tokens that pass besides. worth: the part of all tokens that must be spared.
+    """
+    shortest = min(len(ids) for ids in prompts) - 1
+    starts = np.stack([ids[:shortest] for ids in prompts])
+    common = int(np.logical_and.accumulate((starts == starts[0]).all(axis=0)).sum())
+    tokens = len(prompts) * max(len(ids) for ids in prompts) + others
+    return common if (len(prompts) - 1) * common > worth * tokens else 0
+
+
+def shared_prompts(
+    rows: Sequence[Row], device: torch.device, limit: int, worth: float = _WORTH_A_PASS
+) -> SharedPrompts | None:
     """None where sharing would not pay or a row would exceed `limit` tokens (`longest_shared`).
 
-    Of a response the last token is left out: it predicts nothing.
+    Of a response the last token is left out: it predicts nothing. worth: as of `common_start`.
     """
     prompts: dict[bytes, int] = {}
     prompt_of = [prompts.setdefault(row.prompt_token_ids.tobytes(), len(prompts)) for row in rows]
+    different = [rows[prompt_of.index(u)].prompt_token_ids for u in range(len(prompts))]
     width = max(len(row.prompt_token_ids) for row in rows)
     longest = max(len(row.response_token_ids) for row in rows)
     whole = max(len(row.prompt_token_ids) + len(row.response_token_ids) for row in rows)
-    tokens = len(prompts) * width + len(rows) * (longest - 1)
+    common = common_start(different, len(rows) * (longest - 1), worth)
+    tokens = len(prompts) * width - (len(prompts) - 1) * common + len(rows) * (longest - 1)
     cells = len(rows) * (longest - 1) * (width + longest - 1)
     if (
-        len(prompts) == len(rows)
+        (len(prompts) == len(rows) and not common)
         or width + longest > limit
         or longest < 2
         or tokens > _WORTH_IT * len(rows) * whole
@@ -61,43 +82,63 @@ def shared_prompts(rows: Sequence[Row], device: torch.device, limit: int) -> Sha
         return None
     prompt_ids = np.zeros((len(prompts), width), dtype=np.int64)
     response_ids = np.zeros((len(rows), longest - 1), dtype=np.int64)
-    lengths = np.zeros(len(prompts), dtype=np.int64)
-    for b, (row, u) in enumerate(zip(rows, prompt_of, strict=True)):
-        prompt_ids[u, : len(row.prompt_token_ids)] = row.prompt_token_ids
-        lengths[u] = len(row.prompt_token_ids)
+    lengths = np.array([len(ids) for ids in different])
+    for u, ids in enumerate(different):
+        prompt_ids[u, : len(ids)] = ids
+    for b, row in enumerate(rows):
         response_ids[b, : len(row.response_token_ids) - 1] = row.response_token_ids[:-1]
     return SharedPrompts(
         torch.from_numpy(prompt_ids).to(device),
         torch.from_numpy(lengths).to(device),
         torch.tensor(prompt_of, device=device),
         torch.from_numpy(response_ids).to(device),
-        int(lengths.sum()) + sum(len(row.response_token_ids) - 1 for row in rows),
+        common,
+        int(lengths.sum()) - (len(prompts) - 1) * common + sum(len(row.response_token_ids) - 1 for row in rows),
     )
 
 
-def hidden_of_responses(decoder: nn.Module, shared: SharedPrompts) -> Tensor:
+def hidden_of_responses(decoder: Any, shared: SharedPrompts) -> Tensor:
     """[B, T, H]: the final hidden states that predict response token 0, 1, ... of each row; differentiable."""
     cache = DynamicCache(config=decoder.config)
     argument = cache_argument(decoder)
     width, new = shared.prompt_ids_UW.shape[1], shared.response_ids_BT.shape[1]
     device = shared.prompt_of_B.device
-    read = decoder(input_ids=shared.prompt_ids_UW, use_cache=True, **{argument: cache}).last_hidden_state
-    prompts_U = torch.arange(len(read), device=device)
-    first_UH = read[prompts_U, shared.prompt_lengths_U - 1]
-    for layer in cache.layers:
-        layer.keys = layer.keys.index_select(0, shared.prompt_of_B)
-        layer.values = layer.values.index_select(0, shared.prompt_of_B)
+    prompts_U = torch.arange(len(shared.prompt_ids_UW), device=device)
+    # Embedded in one go: the gradient of a lookup is as large as the whole table.
+    parts = (
+        shared.prompt_ids_UW[:1, : shared.common],
+        shared.prompt_ids_UW[:, shared.common :],
+        shared.response_ids_BT,
+    )
+    embedded = decoder.get_input_embeddings()(torch.cat([ids.flatten() for ids in parts]))
+    common, own_UWH, responses_BTH = (
+        flat.view(*ids.shape, flat.shape[-1])
+        for flat, ids in zip(embedded.split([ids.numel() for ids in parts]), parts, strict=True)
+    )
+    if shared.common:
+        decoder(inputs_embeds=common, use_cache=True, **{argument: cache})
+        _repeat(cache, torch.zeros_like(prompts_U))
+    read = decoder(inputs_embeds=own_UWH, use_cache=True, **{argument: cache}).last_hidden_state
+    first_UH = read[prompts_U, shared.prompt_lengths_U - shared.common - 1]
+    _repeat(cache, shared.prompt_of_B)
     lengths_B = shared.prompt_lengths_U[shared.prompt_of_B]
     of_prompt_BW = torch.arange(width, device=device)[None] < lengths_B[:, None]
     mask = torch.cat([of_prompt_BW, of_prompt_BW.new_ones(len(lengths_B), new)], dim=1)
     rest_BTH = decoder(
-        input_ids=shared.response_ids_BT,
+        inputs_embeds=responses_BTH,
         attention_mask=mask.long(),
         position_ids=lengths_B[:, None] + torch.arange(new, device=device),
         use_cache=True,
         **{argument: cache},
     ).last_hidden_state
     return torch.cat([first_UH[shared.prompt_of_B][:, None], rest_BTH], dim=1)
+
+
+def _repeat(cache: DynamicCache, index: Tensor) -> None:
+    """The sequences of the given indices, in their order; gradients of a sequence that is used repeatedly add up."""
+    for layer in cache.layers:
+        layer.keys = layer.keys.index_select(0, index)
+        layer.values = layer.values.index_select(0, index)
 
 
 def longest_shared(decoder: nn.Module) -> int:
@@ -121,12 +162,13 @@ def sharing_difference(decoder: nn.Module, tokens: int = PROBE_TOKENS // 2) -> f
     device = next(decoder.parameters()).device
     ids = probe_ids(decoder, 3, 2 * tokens)
     ids[1, :tokens] = ids[0, :tokens]
+    ids[2, : tokens // 2] = ids[0, : tokens // 2]
     rows = [
         Row(str(b), ids[b, :start], ids[b, start:], 0.0, "own", "")
         for b, start in enumerate((tokens, tokens, tokens - 2))
     ]
-    shared = shared_prompts(rows, device, _NO_LIMIT)
-    assert shared is not None
+    shared = shared_prompts(rows, device, _NO_LIMIT, worth=0.0)
+    assert shared is not None and shared.common
     worst = 0.0
     for row, hidden in zip(rows, hidden_of_responses(decoder, shared), strict=True):
         whole = torch.from_numpy(np.concatenate([row.prompt_token_ids, row.response_token_ids])).to(device)
