@@ -1,31 +1,35 @@
 """Train the pair of `recipes/real-pair.yaml` by several methods with several seeds, and write a table.
 
-    python recipes/real_pair/compare.py        # a run: 10 minutes on two cores, 13 GB of memory
+    python recipes/real_pair/compare.py        # 50 runs of 6 to 15 minutes on two cores, 13 GB of memory
     python recipes/real_pair/compare.py --methods grpo,scion --seeds 1 --steps 2
-    python recipes/real_pair/compare.py --methods grpo,scion,grpo-n32,hacpo,sgt-0.3
 
 A method is one of graftrl's or of its presets, or `grpo-n32`: GRPO with four times the rollouts.
 
 Runs lie in `runs/real-pair/METHOD-seedN` and are resumed, never repeated. After the last step each model answers 150
 held-out questions 8 times, which pass@1 and pass@8 are estimated from; then the run's weights (5 GB) are removed,
-unless `--keep-weights` is given. `real-pair.csv` has a row per model, method and seed, with the columns of the
-laboratory's tables, `real-pair.md` the means and the differences to the first method. `graftrl report
-runs/real-pair/*-seed*` makes a page of curves.
+unless `--keep-weights` is given. `real-pair.csv` has a row per model, method and seed, and begins with the columns of
+the laboratory's tables; `real-pair.md` has the means and the differences to the first method. A run whose rows are in
+the table is not trained again, though its folder be gone. `graftrl report runs/real-pair/*-seed*` makes a page of
+curves.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import multiprocessing
 import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from graftrl.errors import GraftrlError, RunError
 from graftrl.evaluation.intervals import t_interval
 from graftrl.evaluation.significance import paired_t_test
 from graftrl.lab.jobs import Job, run_jobs
@@ -37,7 +41,8 @@ from graftrl.report.tables import markdown_table, plus_minus
 from graftrl.training.run_folder import RunFolder, write_text
 
 RECIPE = Path(__file__).parent.parent / "real-pair.yaml"
-STEP_S = 30.0  # on two cores
+STEP_S = 20.0  # on two cores
+METHODS = ("grpo", "scion", "scion-no-damping", "sgt-0.03", "sgt", "sgt-0.3", "sgt-1", "graft", "hacpo", "grpo-n32")
 # Rivals that are more than a method's name. HACPO's minibatches hold own and peer rows: twice the prompts, as
 # published, so that a step has as many optimizer steps as the baseline's.
 RIVALS = {
@@ -48,27 +53,34 @@ VALIDATION_PROMPTS = 200  # a quarter of them selects checkpoints where that is 
 
 
 @dataclass(frozen=True)
-class Finished:
-    """A run. measures, before, damped: by model; before: pass@1 on the measured questions, before training; damped:
-    share of the imitated tokens that SCION damped, over all steps, None where a method damps none."""
+class Result:
+    """A model after a run, and its row of the table.
 
-    measures: Mapping[str, Measures]
-    before: Mapping[str, float]
-    damped: Mapping[str, float | None]
+    before: pass@1 on the measured questions, before training. damped: share of the imitated tokens that SCION damped,
+    over all steps; None where a method damps none. families: pass@1 by data set. None and no families: not recorded.
+    """
+
+    pass1: float
+    pass8: float
     wall_s: float
+    steps: int
+    before: float | None
+    entropy: float | None
+    damped: float | None
+    families: Mapping[str, float]
 
 
-Found = Mapping[tuple[str, int], Finished]  # by method and seed
+NUMBERS = ("steps", "before", "entropy", "damped")  # columns after those of the laboratory, before the data sets'
+Found = dict[tuple[str, int, str], Result]  # by method, seed and model
+_PASS1, _PASS8, _BEFORE, _ENTROPY, _DAMPED = map(attrgetter, ("pass1", "pass8", "before", "entropy", "damped"))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
-        "--methods",
-        default="grpo,scion,scion-no-damping,sgt,graft",
-        help="separated by commas; the first is the baseline",
+        "--methods", default=",".join(METHODS), help="separated by commas; the first is the baseline (%(default)s)"
     )
-    parser.add_argument("--seeds", type=int, default=3, help="seeds 0, 1, ... of every method")
+    parser.add_argument("--seeds", type=int, default=5, help="seeds 0, 1, ... of every method")
     parser.add_argument("--steps", type=int, default=20, help="of a run")
     parser.add_argument("--run", type=Path, default=Path("runs/real-pair"), help="folder of the runs")
     parser.add_argument("--out", type=Path, help="folder of the tables; that of the runs by default")
@@ -76,22 +88,38 @@ def main() -> None:
     given = parser.parse_args()
 
     console = Console(stderr=True)
-    methods = given.methods.split(",")
-    found: dict[tuple[str, int], Finished] = {}
+    methods, out = given.methods.split(","), given.out or given.run
+    found = read_table(out / "real-pair.csv", given.steps)
     for seed in range(given.seeds):  # one run at a time: each takes all cores
         for method in methods:
-            job = job_of(method, seed, given.steps, given.run / f"{method}-seed{seed}")
-            run_jobs([job], workers=1, console=console)
-            measures = read_measures(job.folder) or measured_apart(job.folder)
-            folder = RunFolder.open(job.folder)
-            if folder.checkpoints.exists() and not given.keep_weights:
-                shutil.rmtree(folder.checkpoints)
-            (run,) = read_runs([job.folder])
-            before = {model: read_outcome(run, model).before for model in run.models}
-            damped = {model: damped_share([row["models"][model] for row in run.metrics]) for model in run.models}
-            found[method, seed] = Finished(measures, before, damped, run.metrics[-1]["wall_s"])
-            write_tables(given.out or given.run, found, methods, given.steps)
-    console.print(str((given.out or given.run) / "real-pair.md"), highlight=False, soft_wrap=True)
+            if not any(key[:2] == (method, seed) for key in found):
+                found |= results_of(method, seed, given, console)
+            write_tables(out, found, methods, given.steps)
+    console.print(str(out / "real-pair.md"), highlight=False, soft_wrap=True)
+
+
+def results_of(method: str, seed: int, given: argparse.Namespace, console: Console) -> Found:
+    """Of a run, which is trained and measured first as far as it is not yet."""
+    job = job_of(method, seed, given.steps, given.run / f"{method}-seed{seed}")
+    run_jobs([job], workers=1, console=console)
+    measures = read_measures(job.folder) or measured_apart(job.folder)
+    folder = RunFolder.open(job.folder)
+    if folder.checkpoints.exists() and not given.keep_weights:
+        shutil.rmtree(folder.checkpoints)
+    (run,) = read_runs([job.folder])
+    return {
+        (method, seed, model): Result(
+            of_model.pass1,
+            of_model.pass8,
+            run.metrics[-1]["wall_s"],
+            given.steps,
+            read_outcome(run, model).before,
+            of_model.entropy,
+            damped_share([row["models"][model] for row in run.metrics]),
+            of_model.families,
+        )
+        for model, of_model in measures.items()
+    }
 
 
 def job_of(method: str, seed: int, steps: int, folder: Path) -> Job:
@@ -118,37 +146,65 @@ def damped_share(steps: Sequence[Mapping[str, Any]]) -> float | None:
     return sum(count * share for count, share in imitated) / tokens if tokens else None
 
 
+def read_table(path: Path, steps: int) -> Found:
+    """The results of the table that an earlier call wrote.
+
+    Raises:
+        RunError: they are of runs of other lengths.
+    """
+    if not path.exists():
+        return {}
+    found: Found = {}
+    with path.open(encoding="utf-8", newline="") as file:
+        table = csv.DictReader(file)
+        families = [name for name in table.fieldnames or () if name not in (*MEASURED_COLUMNS, *NUMBERS)]
+        for row in table:
+            before, entropy, damped = (float(row[name]) if row[name] else None for name in NUMBERS[1:])
+            found[row["method"], int(row["seed"]), row["model"]] = Result(
+                float(row["pass1"]), float(row["pass8"]), float(row["wall_s"]), int(row["steps"]),
+                before, entropy, damped, {name: float(row[name]) for name in families if row[name]},
+            )  # fmt: skip
+    other = {result.steps for result in found.values()} - {steps}
+    if other:
+        raise RunError(f"{path} has runs of {other.pop()} steps, not of {steps}: give --out another folder, or --steps")
+    return found
+
+
 def write_tables(out: Path, found: Found, methods: Sequence[str], steps: int) -> None:
-    """Of the runs that have finished so far."""
+    """Of the runs that have finished so far; the page of the given methods."""
+    models = list(dict.fromkeys(model for *_, model in found))
+    families = sorted({family for result in found.values() for family in result.families})
     rows = [
         {
-            "regime": "real", "pair": "smollm2-gemma3", "model": model, "method": method, "seed": seed,
-            "pass1": round(of_model.pass1, 6), "pass8": round(of_model.pass8, 6), "wall_s": round(run.wall_s, 3),
+            **asdict(result), **result.families, "regime": "real", "pair": "-".join(models), "model": model,
+            "method": method, "seed": seed,
         }
-        for (method, seed), run in sorted(found.items())
-        for model, of_model in run.measures.items()
+        for (method, seed, model), result in sorted(found.items(), key=lambda item: item[0][:2])
     ]  # fmt: skip
-    write_text(out / "real-pair.csv", to_csv(rows, MEASURED_COLUMNS))
-    any_run = next(iter(found.values()))
-    models, baseline = list(any_run.measures), methods[0]
-    before = {model: t_interval([run.before[model] for run in found.values()])[0] for model in models}
-    families = sorted(any_run.measures[models[0]].families)
+    rounded = [{k: round(v, 6) if isinstance(v, float) else v for k, v in row.items()} for row in rows]
+    write_text(out / "real-pair.csv", to_csv(rounded, (*MEASURED_COLUMNS, *NUMBERS, *families)))
+    trained = [method for method in methods if any(key[0] == method for key in found)]
+    before = []
+    for model in models:
+        known = [value for method in trained for value in by_seed(found, [model], method, _BEFORE).values()]
+        if known:
+            before.append(f"{model} {t_interval(known)[0]:.3f}")
     table = [
-        _row(found, model, method, baseline, families)
+        [model, *_cells(found, [model] if model != BOTH else models, method, methods[0], families)]
         for model in [*models, BOTH]
-        for method in methods
-        if any(m == method for m, _ in found)
+        for method in trained
     ]
     page = [
         "# Two real models",
         f"SmolLM2-135M-Instruct and Gemma-3-270M, {steps} steps of `recipes/real-pair.yaml`, made by "
         "`python recipes/real_pair/compare.py`. Means over seeds ± half-width of the 95 % t interval, after the last "
-        f"step; differences to `{baseline}` are paired by seed. Damped: share of the imitated tokens that the receiver "
-        "held below SCION's tau, in all of training. The last columns are pass@1 by data set.",
-        f"pass@1 before training: {', '.join(f'{model} {mean:.3f}' for model, mean in before.items())}.",
+        f"step; differences to `{methods[0]}` are paired by seed. Damped: share of the imitated tokens that the "
+        "receiver held below SCION's tau, in all of training. The last columns are pass@1 by data set. Entropy and "
+        "what follows are of the seeds whose rows in `real-pair.csv` have them.",
+        *([f"pass@1 before training: {', '.join(before)}."] if before else []),
         markdown_table(
             [
-                *("model", "method", "seeds", "pass@1", f"pass@1 − {baseline}", "pass@8", f"pass@8 − {baseline}"),
+                *("model", "method", "seeds", "pass@1", f"pass@1 − {methods[0]}", "pass@8", f"pass@8 − {methods[0]}"),
                 *("entropy", "damped", *families),
             ],
             table,
@@ -158,31 +214,39 @@ def write_tables(out: Path, found: Found, methods: Sequence[str], steps: int) ->
     write_text(out / "real-pair.md", "\n\n".join(page) + "\n")
 
 
-def _row(found: Found, model: str, method: str, baseline: str, families: Sequence[str]) -> list[str]:
-    ours = {seed: run for (m, seed), run in found.items() if m == method}
+def by_seed(
+    found: Found, models: Sequence[str], method: str, value: Callable[[Result], float | None]
+) -> dict[int, float]:
+    """The mean over models, of the seeds in which it is known."""
+    of_seed: dict[int, list[float | None]] = {}
+    for (of_method, seed, model), result in found.items():
+        if of_method == method and model in models:
+            of_seed.setdefault(seed, []).append(value(result))
+    known = {seed: [value for value in values if value is not None] for seed, values in of_seed.items()}
+    return {seed: sum(values) / len(values) for seed, values in known.items() if len(values) == len(models)}
 
-    def mean(run: Finished, value: Callable[[Measures], float]) -> float:
-        chosen = list(run.measures.values()) if model == BOTH else [run.measures[model]]
-        return sum(value(of_model) for of_model in chosen) / len(chosen)
 
-    def interval(value: Callable[[Measures], float]) -> str:
-        return plus_minus(*t_interval([mean(run, value) for run in ours.values()]))
-
-    def difference(value: Callable[[Measures], float]) -> str:
-        shared = [seed for seed in ours if (baseline, seed) in found]
-        if method == baseline or not shared:
-            return ""
-        theirs = [mean(found[baseline, seed], value) for seed in shared]
-        test = paired_t_test([mean(ours[seed], value) for seed in shared], theirs)
-        return plus_minus(test.mean, test.half_width, "+")
-
-    row = [model, f"`{method}`", str(len(ours))]
-    for value in (lambda of: of.pass1, lambda of: of.pass8):
-        row += [interval(value), difference(value)]
-    damped = [share for run in ours.values() if (share := run.damped.get(model)) is not None]
-    row += [interval(lambda of: of.entropy), plus_minus(*t_interval(damped)) if damped else ""]
-    return [*row, *(interval(lambda of, f=f: of.families[f]) for f in families)]
+def _cells(found: Found, models: Sequence[str], method: str, baseline: str, families: Sequence[str]) -> list[str]:
+    """A row of the page's table, without the models."""
+    cells = [f"`{method}`", str(len(by_seed(found, models, method, _PASS1)))]
+    for value in (_PASS1, _PASS8):
+        ours, theirs = by_seed(found, models, method, value), by_seed(found, models, baseline, value)
+        paired = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
+        cells.append(plus_minus(*t_interval(list(ours.values()))))
+        if method == baseline or not paired:
+            cells.append("")
+        else:
+            test = paired_t_test(*zip(*paired, strict=True))
+            cells.append(plus_minus(test.mean, test.half_width, "+"))
+    details = [_ENTROPY, _DAMPED, *(lambda result, f=f: result.families.get(f) for f in families)]
+    for value in details:
+        values = list(by_seed(found, models, method, value).values())
+        cells.append(plus_minus(*t_interval(values)) if values else "")
+    return cells
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except GraftrlError as error:
+        sys.exit(f"error: {error}")

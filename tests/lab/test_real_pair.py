@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ import yaml
 from fake_runs import RECIPE
 
 from graftrl.config import load_recipe
+from graftrl.errors import RunError
 from graftrl.lab.jobs import Job, finished_steps
 from graftrl.training.loop import train
 from graftrl.training.progress import Silent
@@ -74,7 +76,10 @@ def test_it_writes_a_row_per_model_method_and_seed_and_goes_on_where_it_stopped(
     script.main()
     assert trained == ["grpo seed 0", "scion seed 0"]
     table = list(csv.DictReader((tmp_path / "runs" / "real-pair.csv").read_text().splitlines()))
-    assert list(table[0]) == ["regime", "pair", "model", "method", "seed", "pass1", "pass8", "wall_s"]
+    assert list(table[0]) == [
+        "regime", "pair", "model", "method", "seed", "pass1", "pass8", "wall_s", "steps", "before", "entropy", "damped",
+        *"abcdefghijkl",
+    ]  # fmt: skip
     assert [(row["method"], row["model"]) for row in table] == [
         ("grpo", "A"), ("grpo", "B"), ("scion", "A"), ("scion", "B"),
     ]  # fmt: skip
@@ -90,6 +95,23 @@ def test_it_writes_a_row_per_model_method_and_seed_and_goes_on_where_it_stopped(
     assert page[4].startswith("pass@1 before training: A 0.")
     assert not list((tmp_path / "runs").glob("*/checkpoints"))  # 5 GB each
     assert all(0 <= float(row["pass1"]) <= float(row["pass8"]) <= 1 and float(row["wall_s"]) > 0 for row in table)
+
+    shutil.rmtree(tmp_path / "runs" / "grpo-seed0")  # the table is enough, and is not lost
+    written = (tmp_path / "runs" / "real-pair.csv").read_text()
+    script.main()
+    assert trained == ["grpo seed 0", "scion seed 0"]
+    assert (tmp_path / "runs" / "real-pair.csv").read_text() == written
+    assert (tmp_path / "runs" / "real-pair.md").read_text().splitlines() == page
+    monkeypatch.setattr(sys, "argv", [*command[:-4], "--steps", "2", *command[-2:]])
+    with pytest.raises(RunError, match="has runs of 1 steps, not of 2: give --out another folder, or --steps"):
+        script.main()
+
+
+def test_the_stored_table_makes_the_stored_page(script: Any, tmp_path: Path) -> None:
+    stored = RECIPE.parent.parent / "docs" / "results"
+    script.write_tables(tmp_path, script.read_table(stored / "real-pair.csv", 20), script.METHODS, 20)
+    for name in ("real-pair.csv", "real-pair.md"):
+        assert (tmp_path / name).read_text() == (stored / name).read_text()
 
 
 def test_the_damped_share_counts_tokens_not_steps(script: Any) -> None:

@@ -62,11 +62,14 @@ def _knows_packed_weights() -> bool:
 
 def _without_quantisation(quantised: Any) -> Any:
     """The same weights in a fresh model: transformers refuses to save one that came from a quantised file."""
+    from accelerate import init_empty_weights
+
     config = copy.deepcopy(quantised.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     config.name_or_path = ""
-    fresh = type(quantised)(config)
+    with init_empty_weights(include_buffers=False):  # random numbers would only be thrown away
+        fresh = type(quantised)(config)
     fresh.load_state_dict(quantised.state_dict(), assign=True)  # takes the tensors over: no second copy in memory
     fresh.tie_weights()
     fresh.requires_grad_(True)
