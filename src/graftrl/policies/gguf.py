@@ -42,10 +42,12 @@ def load_gguf(path: Path) -> tuple[Any, Any]:
         with path.open("rb") as file:
             if file.read(4) != b"GGUF":
                 raise ModelError(f"{path} is not a GGUF file")
-        # transformers parses the file three times; of a large vocabulary each takes many seconds.
+        # transformers parses the file three times; of a large vocabulary each takes many seconds. It makes the table of
+        # names again for every module.
         # Its progress bar knows no switch and would break into the display of a run.
         with (
             mock.patch.object(gguf, "GGUFReader", functools.lru_cache(maxsize=1)(gguf.GGUFReader)),
+            mock.patch.object(gguf, "get_tensor_name_map", functools.lru_cache(maxsize=1)(gguf.get_tensor_name_map)),
             mock.patch.object(modeling_gguf_pytorch_utils, "tqdm", lambda tensors, **_: tensors, create=True),
         ):
             tokenizer = AutoTokenizer.from_pretrained(**source)
