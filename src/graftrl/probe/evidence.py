@@ -40,8 +40,8 @@ BARE_ANSWERS = Situation(
     "a response is hardly more than its answer, and scion damps just the answers that the receiver did not expect",
     "measured",
     "docs/results/real-pair.md",
-    "one pair of real models, answers of one token or two, 20 steps, three seeds: pass@1 was that of GRPO with every "
-    "method, pass@8 above GRPO's by .11 with sgt, by .08 with scion without damping, by .02 with scion",
+    "one pair of real models, answers of one token or two, 20 steps, five seeds: pass@1 was that of GRPO with every "
+    "method, pass@8 above GRPO's by .11 with sgt, by .06 with scion without damping, by .04 with scion",
 )
 ALWAYS_SOLVED = Situation(
     "GRAFT's candidates are fewer than half of the prompts that a peer solves: it solves the others every time",
