@@ -1,7 +1,9 @@
 """Train the pair of `recipes/real-pair.yaml` by several methods with several seeds, and write a table.
 
-    python recipes/real_pair/compare.py        # 50 runs of 6 to 15 minutes on two cores, 13 GB of memory
+    python recipes/real_pair/compare.py        # 50 runs of 6 to 15 minutes on two cores, up to 18 GB of memory
     python recipes/real_pair/compare.py --methods grpo,scion --seeds 1 --steps 2
+
+These times are with `MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000` in the environment; without, up to twice.
 
 A method is one of graftrl's or of its presets, or `grpo-n32`: GRPO with four times the rollouts.
 
