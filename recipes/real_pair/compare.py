@@ -96,7 +96,8 @@ def main() -> None:
         for method in methods:
             if not any(key[:2] == (method, seed) for key in found):
                 found |= results_of(method, seed, given, console)
-            write_tables(out, found, methods, given.steps)
+                write_tables(out, found, methods, given.steps)
+    write_tables(out, found, methods, given.steps)  # of these methods, though no run was missing
     console.print(str(out / "real-pair.md"), highlight=False, soft_wrap=True)
 
 

@@ -29,11 +29,8 @@ def rows_with_a_common_start(n: int, prompts: int):
     return rows
 
 
-KINDS = ["llama", "gpt2", "gpt_neox", "qwen2", "qwen3", "granite", "gemma3_wide"]
-
-
 @pytest.mark.parametrize("rows", [grouped_rows(), rows_with_a_common_start(9, 3), rows_with_a_common_start(4, 4)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_neox", "qwen2", "qwen3", "granite", "gemma3_wide"])
 def test_hidden_states_and_gradients_equal_those_of_whole_rows(policy, kind, rows):
     p = policy(kind, microbatch_tokens=1000)
     assert p.passes.longest_shared and shared_prompts(rows, CPU, p.passes.longest_shared) is not None

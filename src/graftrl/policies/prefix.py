@@ -63,10 +63,10 @@ def shared_prompts(
 
     Of a response the last token is left out: it predicts nothing. worth: as of `common_start`.
     """
-    prompts: dict[bytes, int] = {}
-    prompt_of = [prompts.setdefault(row.prompt_token_ids.tobytes(), len(prompts)) for row in rows]
-    different = [rows[prompt_of.index(u)].prompt_token_ids for u in range(len(prompts))]
-    width = max(len(row.prompt_token_ids) for row in rows)
+    prompts = {row.prompt_token_ids.tobytes(): row.prompt_token_ids for row in rows}
+    index, different = {key: u for u, key in enumerate(prompts)}, list(prompts.values())
+    prompt_of = [index[row.prompt_token_ids.tobytes()] for row in rows]
+    width = max(len(ids) for ids in different)
     longest = max(len(row.response_token_ids) for row in rows)
     whole = max(len(row.prompt_token_ids) + len(row.response_token_ids) for row in rows)
     common = common_start(different, len(rows) * (longest - 1), worth)

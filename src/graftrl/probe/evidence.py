@@ -37,7 +37,7 @@ NOTHING_TO_WIN = Situation(
 BARE_ANSWERS = Situation(
     f"the median response of every model is shorter than {FEW_TOKENS} tokens",
     "sgt",
-    "a response is hardly more than its answer, and scion damps just the answers that the receiver did not expect",
+    "a response is hardly more than its answer; there sgt kept the most variety, and no method gained in pass@1",
     "measured",
     "docs/results/real-pair.md",
     "one pair of real models, answers of one token or two, 20 steps, five seeds: pass@1 was that of GRPO with every "
