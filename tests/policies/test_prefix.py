@@ -33,6 +33,7 @@ def rows_with_a_common_start(n: int, prompts: int):
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_neox", "qwen2", "qwen3", "granite", "gemma3_wide"])
 def test_hidden_states_and_gradients_equal_those_of_whole_rows(policy, kind, rows):
     p = policy(kind, microbatch_tokens=1000)
+    p.passes.tree_shape = None
     assert p.passes.longest_shared and shared_prompts(rows, CPU, p.passes.longest_shared) is not None
     assert sharing_difference(p.decoder) < 5e-6
     shared = p.score(rows), gradients(p, rows)
@@ -136,5 +137,6 @@ def test_passed_tokens_count_a_shared_prompt_once(policy):
     for row in rows:
         row.advantages = 1.0
     p, stats = policy("llama", microbatch_tokens=1000), UpdateStats()
+    p.passes.tree_shape = None
     p._accumulate(rows, grpo_objective(), stats)
     assert stats.passed_tokens == 12 + 5 + 9 + sum(len(row.response_token_ids) - 1 for row in rows)

@@ -33,6 +33,7 @@ from graftrl.policies.passes import SAME_HIDDEN, Passes, find_device, row_length
 from graftrl.policies.prefix import SharedPrompts
 from graftrl.policies.ranks import Ranks
 from graftrl.policies.sampling import Sampled, sample_responses
+from graftrl.policies.tree import PrefixTree
 from graftrl.policies.vocabulary import Distribution, mixture_signal
 from graftrl.rollout import Group, Prompt, Row
 
@@ -138,15 +139,14 @@ class HFPolicy:
 
     def _choose_faster_passes(self) -> None:
         """Each must reproduce the model's own forward pass on a few ids, else it is left out and that is noted."""
-        faster: list[tuple[str, float]] = []
+        faster: dict[str, float] = {}
         if llama_shaped(self.decoder):
             difference = agreement(self.decoder)
-            faster.append(("one-token pass for sampling", difference))
+            faster["one-token pass for sampling"] = difference
             self.sequences_type = LlamaSequences if difference <= SAME_HIDDEN else TransformersSequences
-        sharing = None if self.settings.gradient_checkpointing else self.passes.probe_sharing()
-        if sharing is not None:
-            faster.append(("pass over shared prompts", sharing))
-        for what, difference in faster:
+        if not self.settings.gradient_checkpointing:
+            faster |= self.passes.probe_sharing()
+        for what, difference in faster.items():
             if not difference <= SAME_HIDDEN:
                 note = (
                     f"model {self.name!r}: the faster {what} differs by {difference:.1e} from transformers' forward "
@@ -336,7 +336,7 @@ class HFPolicy:
         self,
         members: Sequence[Row],
         padded: Padded,
-        shared: SharedPrompts | None,
+        shared: SharedPrompts | PrefixTree | None,
         mixture: LogMixture | None,
         scorers: Mapping[str, FrozenModel],
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:

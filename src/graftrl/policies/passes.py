@@ -1,4 +1,4 @@
-"""Forward passes of one model over rows: precision, microbatches, and prompts that rows share.
+"""Forward passes of one model over rows: precision, microbatches, and what rows share.
 
 Shapes: N response tokens of some rows, side by side, H hidden.
 """
@@ -18,11 +18,13 @@ from torch import Tensor
 
 from graftrl.errors import ModelError
 from graftrl.policies.config import WeightsSettings
+from graftrl.policies.costs import ModelShape, attention_operations, shape_of
 from graftrl.policies.loading import Loaded
 from graftrl.policies.logprobs import token_logprobs
 from graftrl.policies.microbatch import Padded, pad
 from graftrl.policies.prefix import (
     PROBE_TOKENS,
+    WORTH_IT,
     SharedPrompts,
     common_start,
     hidden_of_responses,
@@ -31,6 +33,7 @@ from graftrl.policies.prefix import (
     sharing_difference,
 )
 from graftrl.policies.ranks import Ranks
+from graftrl.policies.tree import PrefixTree, hidden_of_tree, prefix_tree, tree_difference
 from graftrl.rollout import Row
 
 SAME_HIDDEN = 1e-4  # relative; float32 rounding stays near 1e-6
@@ -40,6 +43,8 @@ SAME_HIDDEN = 1e-4  # relative; float32 rounding stays near 1e-6
 class Passes:
     """longest_shared: tokens of a row that may share its prompt's pass with others; 0: none share.
 
+    tree_shape: the model's, where rows may pass as a tree; None: they may not.
+
     ranks: where there are several, each reads its own of the rows, and all of them are given the same rows.
     """
 
@@ -47,36 +52,63 @@ class Passes:
     settings: WeightsSettings
     device: torch.device
     longest_shared: int = 0
+    tree_shape: ModelShape | None = None
     ranks: Ranks = field(default_factory=Ranks)
 
-    def probe_sharing(self) -> float | None:
-        """Let rows share prompts where that reproduces whole rows on a few ids; the relative difference found there.
+    def probe_sharing(self) -> dict[str, float]:
+        """Let rows share prompts, and pass as a tree, where that reproduces whole rows on a few ids.
 
-        None where sharing is not possible, or would not pay.
+        Returns:
+            the relative difference found there, by what was tried; nothing where sharing is not possible, or would not
+            pay.
         """
         limit = longest_shared(self.loaded.decoder)
         # On a GPU the attention mask that sharing needs would rule out the fastest attention kernel.
         if self.device.type != "cpu" or limit < PROBE_TOKENS:
-            return None
-        difference = sharing_difference(self.loaded.decoder)
-        self.longest_shared = limit if difference <= SAME_HIDDEN else 0
-        return difference
+            return {}
+        found = {
+            "pass over shared prompts": sharing_difference(self.loaded.decoder),
+            "pass over a tree of rows": tree_difference(self.loaded.decoder),
+        }
+        shared, tree = (difference <= SAME_HIDDEN for difference in found.values())
+        self.longest_shared = limit if shared else 0
+        self.tree_shape = shape_of(self.loaded.causal_lm) if shared and tree else None
+        return found
 
     def precision(self) -> contextlib.AbstractContextManager[Any]:
         if self.settings.dtype == "float32":
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
-    def shared(self, rows: Sequence[Row]) -> SharedPrompts | None:
-        return shared_prompts(rows, self.device, self.longest_shared)
+    def shared(self, rows: Sequence[Row]) -> SharedPrompts | PrefixTree | None:
+        """What the rows share, in the form that passes fastest; None: they pass whole."""
+        prompts = shared_prompts(rows, self.device, self.longest_shared)
+        longest = max(map(row_length, rows))
+        if self.tree_shape is None or longest > self.longest_shared:
+            return prompts
+        tree = prefix_tree(rows, self.device)
+        if tree is None:
+            return prompts
+        if prompts is None:
+            other = self._operations(len(rows) * longest, longest / 2)
+        else:
+            other = self._operations(prompts.cells, prompts.longest)
+        return tree if self._operations(tree.tokens, tree.tokens) <= WORTH_IT * other else prompts
+
+    def _operations(self, tokens: int, seen: float) -> float:
+        """Of a forward pass over the tokens, padding included, each of which sees so many."""
+        assert self.tree_shape is not None
+        return 2 * self.tree_shape.matrices * tokens + attention_operations(self.tree_shape, tokens * seen)
 
     def common_start(self, prompts: Sequence[NDArray[np.int64]], new_tokens: int) -> int:
         """Tokens that all prompts begin with and that may be read once before responses of `new_tokens` are sampled."""
         longest = max(len(ids) for ids in prompts) + new_tokens
         return common_start(prompts) if longest <= self.longest_shared else 0
 
-    def hidden(self, padded: Padded, shared: SharedPrompts | None) -> Tensor:
+    def hidden(self, padded: Padded, shared: SharedPrompts | PrefixTree | None) -> Tensor:
         """[N, H]: the final hidden states that predict the padded rows' response tokens; differentiable."""
+        if isinstance(shared, PrefixTree):
+            return hidden_of_tree(self.loaded.decoder, shared)
         if shared is None:
             hidden = self.loaded.decoder(input_ids=padded.token_ids_BS, use_cache=False).last_hidden_state
             positions_N = padded.positions_N

@@ -21,7 +21,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 
 from graftrl.rollout import Row
 
-_WORTH_IT = 0.95  # of the tokens of whole rows; below it, sharing pays for its attention mask
+WORTH_IT = 0.95  # of the tokens of whole rows; below it, sharing pays for its attention mask
 _WORTH_A_PASS = 0.25  # of the tokens, spared by reading a common start once; above it, that pays for one pass more
 PROBE_TOKENS = 12  # of the longest row of a check
 _NO_LIMIT = 1 << 30  # tokens
@@ -42,6 +42,17 @@ class SharedPrompts:
     response_ids_BT: Tensor
     common: int
     tokens: int
+
+    @property
+    def cells(self) -> int:
+        """Tokens that pass, padding counted."""
+        prompts = self.prompt_ids_UW
+        return prompts.numel() - (len(prompts) - 1) * self.common + self.response_ids_BT.numel()
+
+    @property
+    def longest(self) -> int:
+        """W + T."""
+        return self.prompt_ids_UW.shape[1] + self.response_ids_BT.shape[1]
 
 
 def common_start(prompts: Sequence[NDArray[np.int64]], others: int = 0, worth: float = _WORTH_A_PASS) -> int:
@@ -76,7 +87,7 @@ def shared_prompts(
         (len(prompts) == len(rows) and not common)
         or width + longest > limit
         or longest < 2
-        or tokens > _WORTH_IT * len(rows) * whole
+        or tokens > WORTH_IT * len(rows) * whole
         or cells > _MASK_CELLS
     ):
         return None
@@ -159,24 +170,34 @@ def longest_shared(decoder: nn.Module) -> int:
 @torch.no_grad()
 def sharing_difference(decoder: nn.Module, tokens: int = PROBE_TOKENS // 2) -> float:
     """Largest relative difference of final hidden states between shared prompts and whole rows, on a few ids."""
-    device = next(decoder.parameters()).device
+    rows = probe_rows(decoder, tokens)
+    shared = shared_prompts(rows, next(decoder.parameters()).device, _NO_LIMIT, worth=0.0)
+    assert shared is not None and shared.common
+    hidden_BTH = hidden_of_responses(decoder, shared)
+    parts = [hidden[: len(row.response_token_ids)] for row, hidden in zip(rows, hidden_BTH, strict=True)]
+    return difference_to_whole(decoder, rows, torch.cat(parts))
+
+
+def probe_rows(decoder: nn.Module, tokens: int = PROBE_TOKENS // 2) -> list[Row]:
+    """Three rows, of which two share a prompt and all a start."""
     ids = probe_ids(decoder, 3, 2 * tokens)
     ids[1, :tokens] = ids[0, :tokens]
     ids[2, : tokens // 2] = ids[0, : tokens // 2]
-    rows = [
+    return [
         Row(str(b), ids[b, :start], ids[b, start:], 0.0, "own", "")
         for b, start in enumerate((tokens, tokens, tokens - 2))
     ]
-    shared = shared_prompts(rows, device, _NO_LIMIT, worth=0.0)
-    assert shared is not None and shared.common
+
+
+def difference_to_whole(decoder: Any, rows: Sequence[Row], hidden_NH: Tensor) -> float:
+    """Largest relative difference to the final hidden states before response tokens of rows that pass one by one."""
     worst = 0.0
-    for row, hidden in zip(rows, hidden_of_responses(decoder, shared), strict=True):
-        whole = torch.from_numpy(np.concatenate([row.prompt_token_ids, row.response_token_ids])).to(device)
+    for row, hidden in zip(rows, hidden_NH.split([len(row.response_token_ids) for row in rows]), strict=True):
+        whole = torch.from_numpy(np.concatenate([row.prompt_token_ids, row.response_token_ids])).to(hidden.device)
         expected = decoder(input_ids=whole[None], use_cache=False).last_hidden_state[
             0, len(row.prompt_token_ids) - 1 : -1
         ]
-        difference = (hidden[: len(expected)] - expected).abs().max() / expected.abs().max()
-        worst = max(worst, float(difference))
+        worst = max(worst, float((hidden - expected).abs().max() / expected.abs().max()))
     return worst
 
 
