@@ -11,6 +11,7 @@ import distill_memory
 import floor
 import graft_vs_grpo
 import selection
+import short_rows
 import step_vs_trl
 import stored_peer
 from common import HERE, SETTINGS, machine
@@ -26,6 +27,7 @@ TARGETS: dict[str, tuple[float | None, bool]] = {
     "stored_graft_over_grpo": (1.05, False),
     "select_1m_seconds": (5.0, False),
     "distill_memory_share": (0.25, False),
+    "short_rows_over_tree": (3.0, True),
 }
 
 
@@ -42,7 +44,8 @@ def collect() -> dict[str, Any]:
             found[f"{phase}_over_floor"] = seconds / found[f"{phase}_seconds"]
     selected = selection.measure()
     distilled = distill_memory.measure()
-    values = {**steps, **graft, **stored, **selected, **distilled}
+    short = short_rows.measure()
+    values = {**steps, **graft, **stored, **selected, **distilled, **short}
     return {
         **{key: float(values[key]) for key in TARGETS},
         "targets": {key: target for key, (target, _) in TARGETS.items()},
@@ -56,6 +59,7 @@ def collect() -> dict[str, Any]:
             "floor": floors,
             "selection": selected,
             "distill_memory": {key: value for key, value in distilled.items() if key not in TARGETS},
+            "short_rows": {key: value for key, value in short.items() if key not in TARGETS},
         },
     }
 

@@ -161,12 +161,20 @@ def read_table(path: Path, steps: int) -> Found:
     with path.open(encoding="utf-8", newline="") as file:
         table = csv.DictReader(file)
         families = [name for name in table.fieldnames or () if name not in (*MEASURED_COLUMNS, *NUMBERS)]
+        missing = [name for name in (*MEASURED_COLUMNS, *NUMBERS) if name not in (table.fieldnames or ())]
+        if missing:
+            raise RunError(f"{path} has no column {missing[0]!r}: give --out another folder, or mend the table")
         for row in table:
-            before, entropy, damped = (float(row[name]) if row[name] else None for name in NUMBERS[1:])
-            found[row["method"], int(row["seed"]), row["model"]] = Result(
-                float(row["pass1"]), float(row["pass8"]), float(row["wall_s"]), int(row["steps"]),
-                before, entropy, damped, {name: float(row[name]) for name in families if row[name]},
-            )  # fmt: skip
+            try:
+                before, entropy, damped = (float(row[name]) if row[name] else None for name in NUMBERS[1:])
+                found[row["method"], int(row["seed"]), row["model"]] = Result(
+                    float(row["pass1"]), float(row["pass8"]), float(row["wall_s"]), int(row["steps"]),
+                    before, entropy, damped, {name: float(row[name]) for name in families if row[name]},
+                )  # fmt: skip
+            except (TypeError, ValueError) as error:
+                raise RunError(
+                    f"{path}, line {table.line_num}: {error}: remove the row, and its run is measured anew"
+                ) from error
     other = {result.steps for result in found.values()} - {steps}
     if other:
         raise RunError(f"{path} has runs of {other.pop()} steps, not of {steps}: give --out another folder, or --steps")

@@ -114,6 +114,22 @@ def test_the_stored_table_makes_the_stored_page(script: Any, tmp_path: Path) -> 
         assert (tmp_path / name).read_text() == (stored / name).read_text()
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ((",before,", ",former,"), "has no column 'before': give --out another folder, or mend the table"),
+        ((",20,", ",20 steps,"), "line 2: invalid literal for int.*: remove the row, and its run is measured anew"),
+    ],
+)
+def test_a_damaged_table_is_refused_in_one_line(
+    script: Any, tmp_path: Path, change: tuple[str, str], message: str
+) -> None:
+    stored = (RECIPE.parent.parent / "docs" / "results" / "real-pair.csv").read_text()
+    (tmp_path / "real-pair.csv").write_text(stored.replace(*change, 1))
+    with pytest.raises(RunError, match=message):
+        script.read_table(tmp_path / "real-pair.csv", 20)
+
+
 def test_the_damped_share_counts_tokens_not_steps(script: Any) -> None:
     def step(tokens: int, means: dict[str, float]) -> dict[str, Any]:
         return {"trained_tokens": {"own": 50, "sft": tokens}, "token_means": means}
