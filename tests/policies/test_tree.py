@@ -106,6 +106,22 @@ def test_rows_longer_than_the_sliding_window_are_no_tree(policy):
     assert p.passes.shared(rows) is None
 
 
+def test_attention_that_is_not_fused_passes_no_trees(policy):
+    p, rows = policy("llama"), rows_of_a_group()
+    p.decoder.set_attn_implementation("eager")
+    p.passes.tree_shape = None
+    assert list(p.passes.probe_sharing()) == ["pass over shared prompts"]
+    assert isinstance(p.passes.shared(rows), SharedPrompts)
+
+
+def test_a_model_whose_trees_differ_from_whole_rows_passes_none_and_says_so(policy, monkeypatch):
+    monkeypatch.setattr("graftrl.policies.passes.tree_difference", lambda _: 0.5)
+    p = policy("llama")
+    assert p.passes.tree_shape is None and p.passes.longest_shared
+    (note,) = p.notes
+    assert "pass over a tree of rows differs by 5.0e-01" in note
+
+
 def test_passed_tokens_count_a_node_once(policy):
     from tiny_models import grpo_objective
 

@@ -42,9 +42,7 @@ SAME_HIDDEN = 1e-4  # relative; float32 rounding stays near 1e-6
 @dataclass
 class Passes:
     """longest_shared: tokens of a row that may share its prompt's pass with others; 0: none share.
-
     tree_shape: the model's, where rows may pass as a tree; None: they may not.
-
     ranks: where there are several, each reads its own of the rows, and all of them are given the same rows.
     """
 
@@ -62,17 +60,18 @@ class Passes:
             the relative difference found there, by what was tried; nothing where sharing is not possible, or would not
             pay.
         """
-        limit = longest_shared(self.loaded.decoder)
+        decoder: Any = self.loaded.decoder
+        limit = longest_shared(decoder)
         # On a GPU the attention mask that sharing needs would rule out the fastest attention kernel.
         if self.device.type != "cpu" or limit < PROBE_TOKENS:
             return {}
-        found = {
-            "pass over shared prompts": sharing_difference(self.loaded.decoder),
-            "pass over a tree of rows": tree_difference(self.loaded.decoder),
-        }
-        shared, tree = (difference <= SAME_HIDDEN for difference in found.values())
-        self.longest_shared = limit if shared else 0
-        self.tree_shape = shape_of(self.loaded.causal_lm) if shared and tree else None
+        found = {"pass over shared prompts": sharing_difference(decoder)}
+        self.longest_shared = limit if found["pass over shared prompts"] <= SAME_HIDDEN else 0
+        # Without fused attention every layer would keep the scores between all tokens of a tree.
+        if self.longest_shared and decoder.config.get_text_config()._attn_implementation == "sdpa":
+            found["pass over a tree of rows"] = tree_difference(decoder)
+            if found["pass over a tree of rows"] <= SAME_HIDDEN:
+                self.tree_shape = shape_of(self.loaded.causal_lm)
         return found
 
     def precision(self) -> contextlib.AbstractContextManager[Any]:
