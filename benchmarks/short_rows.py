@@ -3,8 +3,8 @@
 Run as `python benchmarks/short_rows.py`. Six prompts, a long start that all of them have (a system message, solved
 examples), 32 answers each of 1 to 8 tokens, of which many repeat. A random Qwen2 model scores the rows and adds up the
 gradient of one minibatch, in one microbatch as far as it fits, float32. The three forms take turns; the first of each
-is discarded. Whole rows are what trainers pass that know nothing of what rows share. That their log-probabilities are
-the same is checked.
+is discarded. Whole rows are what trainers pass that know nothing of what rows share. That log-probabilities and
+gradients are the same is checked.
 
 `short_rows_over_tree`: seconds of whole rows over those of the tree. `shared_over_tree`: of shared prompts.
 """
@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from common import Setting, default_threads, save_model
 from graftrl.methods import build_method
@@ -32,6 +34,7 @@ START, OWN = 60, 20  # tokens of a prompt
 ANSWERS = 40  # different ones, the r-th with a probability that falls as 1 / r
 REPEATS = 4
 SAME = 1e-4  # nats
+SAME_GRADIENT = 1e-5  # relative
 FORMS = ("whole", "shared", "tree")
 
 
@@ -66,6 +69,7 @@ def measure() -> dict[str, float]:
     seconds: dict[str, list[float]] = {form: [] for form in FORMS}
     passed: dict[str, int] = {}
     scores: dict[str, np.ndarray] = {}
+    gradients: dict[str, Tensor] = {}
     for repeat in range(REPEATS + 1):
         for form in FORMS:
             policy.passes.tree_shape = shape if form == "tree" else None
@@ -76,14 +80,21 @@ def measure() -> dict[str, float]:
             if repeat:
                 seconds[form].append(time.perf_counter() - started)
             passed[form], scores[form] = stats.passed_tokens, np.concatenate(scored)
+            if not repeat:
+                gradients[form] = torch.cat([p.grad.flatten() for p in policy.parameters if p.grad is not None])
     worst = max(float(np.abs(scores[form] - scores["whole"]).max()) for form in FORMS)
     if worst > SAME:
         raise RuntimeError(f"log-probabilities differ by up to {worst:.1e} nats")
+    whole = gradients["whole"]
+    apart = max(float((gradients[form] - whole).norm() / whole.norm()) for form in FORMS)
+    if apart > SAME_GRADIENT:
+        raise RuntimeError(f"gradients differ by {apart:.1e} of their norm")
     medians = {form: statistics.median(seconds[form]) for form in FORMS}
     return {
         "short_rows_over_tree": medians["whole"] / medians["tree"],
         "shared_over_tree": medians["shared"] / medians["tree"],
         "largest_difference": worst,
+        "gradient_difference": apart,
         **{f"{form}_seconds": value for form, value in medians.items()},
         **{f"{form}_passed_tokens": float(count) for form, count in passed.items()},
     }

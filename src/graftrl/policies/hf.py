@@ -29,11 +29,9 @@ from graftrl.policies.frozen import FrozenModel, FrozenWeights
 from graftrl.policies.loading import Loaded, import_peft
 from graftrl.policies.logprobs import Head
 from graftrl.policies.microbatch import Padded, pad, pad_values
-from graftrl.policies.passes import SAME_HIDDEN, Passes, find_device, row_length
-from graftrl.policies.prefix import SharedPrompts
+from graftrl.policies.passes import SAME_HIDDEN, Passes, Shared, find_device, row_length
 from graftrl.policies.ranks import Ranks
 from graftrl.policies.sampling import Sampled, sample_responses
-from graftrl.policies.tree import PrefixTree
 from graftrl.policies.vocabulary import Distribution, mixture_signal
 from graftrl.rollout import Group, Prompt, Row
 
@@ -336,7 +334,7 @@ class HFPolicy:
         self,
         members: Sequence[Row],
         padded: Padded,
-        shared: SharedPrompts | PrefixTree | None,
+        shared: Shared | None,
         mixture: LogMixture | None,
         scorers: Mapping[str, FrozenModel],
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:

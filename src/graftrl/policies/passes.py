@@ -36,6 +36,8 @@ from graftrl.policies.ranks import Ranks
 from graftrl.policies.tree import PrefixTree, hidden_of_tree, prefix_tree, tree_difference
 from graftrl.rollout import Row
 
+Shared = SharedPrompts | PrefixTree
+
 SAME_HIDDEN = 1e-4  # relative; float32 rounding stays near 1e-6
 
 
@@ -79,7 +81,7 @@ class Passes:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
-    def shared(self, rows: Sequence[Row]) -> SharedPrompts | PrefixTree | None:
+    def shared(self, rows: Sequence[Row]) -> Shared | None:
         """What the rows share, in the form that passes fastest; None: they pass whole."""
         prompts = shared_prompts(rows, self.device, self.longest_shared)
         longest = max(map(row_length, rows))
@@ -104,7 +106,7 @@ class Passes:
         longest = max(len(ids) for ids in prompts) + new_tokens
         return common_start(prompts) if longest <= self.longest_shared else 0
 
-    def hidden(self, padded: Padded, shared: SharedPrompts | PrefixTree | None) -> Tensor:
+    def hidden(self, padded: Padded, shared: Shared | None) -> Tensor:
         """[N, H]: the final hidden states that predict the padded rows' response tokens; differentiable."""
         if isinstance(shared, PrefixTree):
             return hidden_of_tree(self.loaded.decoder, shared)
