@@ -58,16 +58,16 @@ VALIDATION_PROMPTS = 200  # a quarter of them selects checkpoints where that is 
 class Result:
     """A model after a run, and its row of the table.
 
-    before: pass@1 on the measured questions, before training. damped: share of the imitated tokens that SCION damped,
-    over all steps; None where a method damps none. families: pass@1 by data set. None and no families: not recorded.
+    before: pass@1 on the measured questions, before training. entropy: nats per response. damped: share of the imitated
+    tokens that SCION damped, over all steps; None where a method damps none. families: pass@1 by data set.
     """
 
     pass1: float
     pass8: float
     wall_s: float
     steps: int
-    before: float | None
-    entropy: float | None
+    before: float
+    entropy: float
     damped: float | None
     families: Mapping[str, float]
 
@@ -166,10 +166,10 @@ def read_table(path: Path, steps: int) -> Found:
             raise RunError(f"{path} has no column {missing[0]!r}: give --out another folder, or mend the table")
         for row in table:
             try:
-                before, entropy, damped = (float(row[name]) if row[name] else None for name in NUMBERS[1:])
                 found[row["method"], int(row["seed"]), row["model"]] = Result(
                     float(row["pass1"]), float(row["pass8"]), float(row["wall_s"]), int(row["steps"]),
-                    before, entropy, damped, {name: float(row[name]) for name in families if row[name]},
+                    float(row["before"]), float(row["entropy"]), float(row["damped"]) if row["damped"] else None,
+                    {name: float(row[name]) for name in families},
                 )  # fmt: skip
             except (TypeError, ValueError) as error:
                 raise RunError(
@@ -197,9 +197,8 @@ def write_tables(out: Path, found: Found, methods: Sequence[str], steps: int) ->
     trained = [method for method in methods if any(key[0] == method for key in found)]
     before = []
     for model in models:
-        known = [value for method in trained for value in by_seed(found, [model], method, _BEFORE).values()]
-        if known:
-            before.append(f"{model} {t_interval(known)[0]:.3f}")
+        rates = [rate for method in trained for rate in by_seed(found, [model], method, _BEFORE).values()]
+        before.append(f"{model} {t_interval(rates)[0]:.3f}")
     table = [
         [model, *_cells(found, [model] if model != BOTH else models, method, methods[0], families)]
         for model in [*models, BOTH]
@@ -210,13 +209,14 @@ def write_tables(out: Path, found: Found, methods: Sequence[str], steps: int) ->
         f"SmolLM2-135M-Instruct and Gemma-3-270M, {steps} steps of `recipes/real-pair.yaml`, made by "
         "`python recipes/real_pair/compare.py`. Means over seeds ± half-width of the 95 % t interval, after the last "
         f"step; differences to `{methods[0]}` are paired by seed. Damped: share of the imitated tokens that the "
-        "receiver held below SCION's tau, in all of training. The last columns are pass@1 by data set. Entropy and "
-        "what follows are of the seeds whose rows in `real-pair.csv` have them.",
-        *([f"pass@1 before training: {', '.join(before)}."] if before else []),
+        "receiver held below SCION's tau, in all of training. Entropy: of the responses to a question, in nats. The "
+        "last columns are pass@1 by data set.",
+        f"pass@1 before training: {', '.join(before)}.",
         markdown_table(
             [
-                *("model", "method", "seeds", "pass@1", f"pass@1 − {methods[0]}", "pass@8", f"pass@8 − {methods[0]}"),
-                *("entropy", "damped", *families),
+                *("model", "method", "seeds"),
+                *(column for name in ("pass@1", "pass@8", "entropy") for column in (name, f"{name} − {methods[0]}")),
+                *("damped", *families),
             ],
             table,
             text_columns=2,
@@ -240,7 +240,7 @@ def by_seed(
 def _cells(found: Found, models: Sequence[str], method: str, baseline: str, families: Sequence[str]) -> list[str]:
     """A row of the page's table, without the models."""
     cells = [f"`{method}`", str(len(by_seed(found, models, method, _PASS1)))]
-    for value in (_PASS1, _PASS8):
+    for value in (_PASS1, _PASS8, _ENTROPY):
         ours, theirs = by_seed(found, models, method, value), by_seed(found, models, baseline, value)
         paired = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
         cells.append(plus_minus(*t_interval(list(ours.values()))))
@@ -249,7 +249,7 @@ def _cells(found: Found, models: Sequence[str], method: str, baseline: str, fami
         else:
             test = paired_t_test(*zip(*paired, strict=True))
             cells.append(plus_minus(test.mean, test.half_width, "+"))
-    details = [_ENTROPY, _DAMPED, *(lambda result, f=f: result.families.get(f) for f in families)]
+    details = [_DAMPED, *(lambda result, f=f: result.families[f] for f in families)]
     for value in details:
         values = list(by_seed(found, models, method, value).values())
         cells.append(plus_minus(*t_interval(values)) if values else "")

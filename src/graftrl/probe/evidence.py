@@ -40,9 +40,9 @@ BARE_ANSWERS = Situation(
     "a response is hardly more than its answer; there sgt kept the most variety, and no method gained in pass@1",
     "measured",
     "docs/results/real-pair.md",
-    "one pair of real models, answers of one token or two, 20 steps, five seeds: no method was above GRPO in pass@1, "
-    "sgt with a coefficient of .3 or 1 below; pass@8 above GRPO's by .11 with sgt, by .06 with scion without damping, "
-    "by .04 with scion",
+    "one pair of real models, answers of one token or two, 20 steps, five seeds: no method was above GRPO in pass@1 "
+    "beyond chance, sgt with a coefficient of .3 or 1 below; pass@8 above GRPO's by .07 ± .05 with sgt, .03 ± .05 with "
+    "scion",
 )
 ALWAYS_SOLVED = Situation(
     "GRAFT's candidates are fewer than half of the prompts that a peer solves: it solves the others every time",
