@@ -1,4 +1,5 @@
-"""What the benchmarks share: a random tiny model with its tokenizer, prompts, a reward, memory and machine readings."""
+"""What the benchmarks share: a random tiny model with its tokenizer, prompts, a reward; readings of memory and machine,
+and how far gradients are apart."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -21,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from tokenizers import pre_tokenizers
+from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 HERE = Path(__file__).resolve().parent
@@ -115,6 +118,13 @@ def coin(text: str) -> float:
 
 
 # Memory ---------------------------------------------------------------------------------------------------------------
+
+
+def gradient_difference(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[float, float]:
+    """Norm of the difference over the norm of their gradients, by the parameters' names; and that norm."""
+    difference = torch.stack([(ours[name] - g).norm() for name, g in theirs.items()]).norm()
+    size = torch.stack([g.norm() for g in theirs.values()]).norm()
+    return float(difference / size), float(size)
 
 
 def resident_bytes() -> int:

@@ -3,7 +3,7 @@
     python recipes/real_pair/compare.py        # 50 runs of 4 to 8 minutes on two cores, up to 16 GB of memory
     python recipes/real_pair/compare.py --methods grpo,scion --seeds 1 --steps 2
 
-These times are with `MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000` in the environment; without, up to twice.
+These times are with `MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000` in the environment; without, longer.
 
 A method is one of graftrl's or of its presets, or `grpo-n32`: GRPO with four times the rollouts.
 
@@ -27,6 +27,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from operator import attrgetter
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -74,7 +75,7 @@ class Result:
 
 NUMBERS = ("steps", "before", "entropy", "damped")  # columns after those of the laboratory, before the data sets'
 Found = dict[tuple[str, int, str], Result]  # by method, seed and model
-_PASS1, _PASS8, _BEFORE, _ENTROPY, _DAMPED = map(attrgetter, ("pass1", "pass8", "before", "entropy", "damped"))
+_PASS1, _PASS8, _ENTROPY, _DAMPED = map(attrgetter, ("pass1", "pass8", "entropy", "damped"))
 
 
 def main() -> None:
@@ -195,10 +196,9 @@ def write_tables(out: Path, found: Found, methods: Sequence[str], steps: int) ->
     rounded = [{k: round(v, 6) if isinstance(v, float) else v for k, v in row.items()} for row in rows]
     write_text(out / "real-pair.csv", to_csv(rounded, (*MEASURED_COLUMNS, *NUMBERS, *families)))
     trained = [method for method in methods if any(key[0] == method for key in found)]
-    before = []
-    for model in models:
-        rates = [rate for method in trained for rate in by_seed(found, [model], method, _BEFORE).values()]
-        before.append(f"{model} {t_interval(rates)[0]:.3f}")
+    before = [
+        f"{model} {fmean(result.before for (*_, of), result in found.items() if of == model):.3f}" for model in models
+    ]
     table = [
         [model, *_cells(found, [model] if model != BOTH else models, method, methods[0], families)]
         for model in [*models, BOTH]
