@@ -30,6 +30,7 @@ def cluster(monkeypatch):
         "RAY_AUTH_MODE": "disabled",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_worker_niceness": "0",
+        "GRPC_ENABLE_FORK_SUPPORT": "0",  # else some of its forks die: docs/how-to/live-peers.md
     }.items():
         monkeypatch.setenv(name, value)
     with socket.socket() as unused:
@@ -72,12 +73,12 @@ def answers(port):
 
 
 def eventually(call):
-    """The result of a call on a service that may not have noticed yet what happened."""
+    """The result of a call on a service that may not have noticed yet what happened, or is slow to start."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
             return call()
-        except Unreachable:
+        except (Unreachable, ConnectionError):
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.5)
@@ -114,7 +115,7 @@ def two_clients(client, head):
     assert theirs.look("A") != before and theirs.fetch("A", 4) == b"again"
     assert eventually(lambda: open_service(f"{client}/another", None).look("A")) == {}
 
-    with ray.init(client, namespace=NAMESPACE):
+    with eventually(lambda: ray.init(client, namespace=NAMESPACE)):
         ray.kill(ray.get_actor("pair", namespace=NAMESPACE))
     assert eventually(lambda: sorted(theirs.look("B"))) == [4]  # a new actor, told what was published last
     assert eventually(lambda: sorted(ours.look("A"))) == [4]
