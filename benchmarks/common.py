@@ -7,6 +7,7 @@ import ctypes
 import gc
 import itertools
 import json
+import math
 import os
 import platform
 import string
@@ -117,14 +118,25 @@ def coin(text: str) -> float:
     return float(zlib.crc32(text.encode()) & 1)
 
 
-# Memory ---------------------------------------------------------------------------------------------------------------
+# Equality -------------------------------------------------------------------------------------------------------------
 
 
 def gradient_difference(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[float, float]:
-    """Norm of the difference over the norm of their gradients, by the parameters' names; and that norm."""
-    difference = torch.stack([(ours[name] - g).norm() for name, g in theirs.items()]).norm()
-    size = torch.stack([g.norm() for g in theirs.values()]).norm()
-    return float(difference / size), float(size)
+    """Norm of the difference over the norm of their gradients, by the parameters' names; and that norm.
+
+    Raises:
+        RuntimeError: not the same parameters, or gradients that tell nothing: theirs all 0, or some not finite.
+    """
+    if ours.keys() != theirs.keys():
+        raise RuntimeError(f"gradients of other parameters: {sorted(ours.keys() ^ theirs.keys())}")
+    size = float(torch.stack([g.norm() for g in theirs.values()]).norm())
+    difference = float(torch.stack([(ours[name] - g).norm() for name, g in theirs.items()]).norm())
+    if not (math.isfinite(difference) and 0 < size < math.inf):
+        raise RuntimeError(f"gradients that cannot be compared: norm {size}, difference {difference}")
+    return difference / size, size
+
+
+# Memory ---------------------------------------------------------------------------------------------------------------
 
 
 def resident_bytes() -> int:

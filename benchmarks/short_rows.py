@@ -82,8 +82,8 @@ def measure() -> dict[str, float]:
             if not repeat:
                 named = policy.loaded.causal_lm.named_parameters()
                 gradients[form] = {name: p.grad for name, p in named if p.grad is not None}
-    worst = max(float(np.abs(scores[form] - scores["whole"]).max()) for form in FORMS)
-    if worst > SAME:
+    worst = float(np.max([np.abs(scores[form] - scores["whole"]) for form in FORMS]))
+    if not worst <= SAME:  # nor where one is not a number
         raise RuntimeError(f"log-probabilities differ by up to {worst:.1e} nats")
     apart = max(gradient_difference(gradients[form], gradients["whole"])[0] for form in FORMS)
     if apart > SAME_GRADIENT:
