@@ -34,16 +34,17 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
         plain = tokenizer is None and generation is None and change is None
         if plain and (kind, seed) in known:
             return known[kind, seed]
-        torch.manual_seed(seed)
-        model = hf.AutoModelForCausalLM.from_config(tiny_config(kind))
-        with torch.no_grad():  # norms and biases start at constants; random ones catch a forgotten term
-            for parameter in model.parameters():
-                if parameter.ndim == 1:
-                    parameter.add_(0.1 * torch.randn_like(parameter))
-        for key, value in (generation or {}).items():
-            setattr(model.generation_config, key, value)
-        if change is not None:
-            change(model)
+        with torch.random.fork_rng(devices=[]):  # so that a test draws the same whether or not it comes first
+            torch.manual_seed(seed)
+            model = hf.AutoModelForCausalLM.from_config(tiny_config(kind))
+            with torch.no_grad():  # norms and biases start at constants; random ones catch a forgotten term
+                for parameter in model.parameters():
+                    if parameter.ndim == 1:
+                        parameter.add_(0.1 * torch.randn_like(parameter))
+            for key, value in (generation or {}).items():
+                setattr(model.generation_config, key, value)
+            if change is not None:
+                change(model)
         folder = root / f"{len(list(root.iterdir()))}-{kind}"
         model.save_pretrained(folder)
         (tokenizer or character_tokenizer()).save_pretrained(folder)
